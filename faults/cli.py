@@ -18,7 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from assay.conformance.mutants import UnknownMutantError, all_mutants, find
 from assay.faults.runner import RunError, RunOptions, run_scenario
-from assay.faults.scenario import Scenario, ScenarioError, World, find_scenario, shipped_scenarios
+from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld, find_scenario, shipped_scenarios
 from assay.faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
 from assay.reference_broker.trace.results import RunResult, Severity, Verdict
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
@@ -215,4 +215,4 @@ async def _serve(port: int, seed: int) -> None:
         await server.stop()
 
 
-__all__ = ["EXIT_STATUS", "World", "app"]
+__all__ = ["EXIT_STATUS", "ScenarioWorld", "app"]

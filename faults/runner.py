@@ -23,7 +23,7 @@ from assay.faults.measure import check_targets, measure, unknown_metrics
 from assay.faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
 from assay.faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
 from assay.faults.pump import Clock, Pump
-from assay.faults.scenario import Scenario, World
+from assay.faults.scenario import Scenario, ScenarioWorld
 from assay.faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
 from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
 from assay.reference_broker.trace.files import HistoryWriter
@@ -70,7 +70,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 def check_runnable(scenario: Scenario) -> list[str]:
     """Reasons why this scenario cannot run on real processes; empty when it can."""
     problems = []
-    if World.REAL not in scenario.worlds:
+    if ScenarioWorld.REAL not in scenario.worlds:
         problems.append(f"it is for {', '.join(scenario.worlds)} only; use `assay sim run`")
     unjudged = sorted(set(scenario.enough) - set(CHANCES))
     if unjudged:
@@ -96,7 +96,7 @@ class _Run:
         self.header = HistoryHeader(
             run_id=f"{scenario.name}-{options.seed}",
             scenario=scenario.name,
-            world=World.REAL.value,
+            world=ScenarioWorld.REAL.value,
             seed=options.seed,
             contract=scenario.contract,
         )
@@ -230,7 +230,7 @@ def _run_once(scenario: Scenario, options: RunOptions, progress: Progress | None
     completed = msgspec.structs.replace(
         result,
         target="reference" + "".join(f"+{mutant}" for mutant in options.mutants),
-        world=World.REAL.value,
+        world=ScenarioWorld.REAL.value,
         seed=options.seed,
         started_at=started_at,
         duration_s=round(time.monotonic() - began, 3),

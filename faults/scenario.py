@@ -26,7 +26,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pass
 
 
-class World(StrEnum):
+class ScenarioWorld(StrEnum):
     SIM = "sim"
     REAL = "real"
 
@@ -130,7 +130,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     name: str
     description: str = ""
     seed: int = 1
-    worlds: tuple[World, ...] = (World.SIM, World.REAL)
+    worlds: tuple[ScenarioWorld, ...] = (ScenarioWorld.SIM, ScenarioWorld.REAL)
     """Where the fault schedule can be executed as written; a runner refuses the others."""
     topology: Topology = Topology()
     workload: tuple[QueueWorkload, ...]
@@ -261,7 +261,7 @@ def _fault_problems(fault: Fault, scenario: Scenario) -> Iterator[str]:
     if fault.at_s < 0 or fault.for_s < 0:
         yield "at_s, for_s: must not be negative"
     kind = fault.kind
-    if kind is FaultKind.POWER_LOSS and World.REAL in scenario.worlds:
+    if kind is FaultKind.POWER_LOSS and ScenarioWorld.REAL in scenario.worlds:
         yield "kind: power_loss can only be simulated; set worlds: [sim]"
     targets = scenario.topology.nodes if kind in NODE_FAULTS else CLIENT_TARGETS
     if fault.target not in targets and not (kind not in NODE_FAULTS and fault.target in scenario.topology.nodes):

@@ -1,7 +1,7 @@
 """BrokerNode: the pure composition of core, storage and protocols that server and simulator drive alike.
 
-A turn is: input (``receive``, ``connection_lost``, ``tick``, ``sync_done``), then :meth:`BrokerNode.take_dirty` and
-:meth:`BrokerNode.take_sync_jobs` once. Nothing here reads a clock, draws its own randomness or touches a socket.
+A turn is: input (``receive``, ``connection_lost``, ``tick``, ``job_done``), then :meth:`BrokerNode.take_dirty` and
+:meth:`BrokerNode.take_jobs` once. Nothing here reads a clock, draws its own randomness or touches a socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import RecordError, read_state
 from assay.reference_broker.mqtt.sessions.session_restore import restore
-from assay.reference_broker.queues import LogError, QueueEngine, QueueError, SyncJob
+from assay.reference_broker.queues import BackgroundJob, LogError, QueueEngine, QueueError
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import raise_if_not_tried
 from assay.reference_broker.queues.jobs.store import RecoveryNote
@@ -286,18 +286,18 @@ class BrokerNode:
         self.state.now = now
         self.state.tick(now)
 
-    def take_sync_jobs(self, now: float) -> list[SyncJob]:
-        jobs = self.engine.take_sync_jobs(now)
+    def take_jobs(self, now: float) -> list[BackgroundJob]:
+        jobs = self.engine.take_jobs(now)
         if self._sessions is not None:
-            jobs += self._sessions.take_sync_jobs(now)
+            jobs += self._sessions.take_jobs(now)
         checks = self._authenticator.take_checks()
         if checks:
-            jobs += [SyncJob(_PasswordPoint(self._authenticator, check), check) for check in checks]
+            jobs += [BackgroundJob(_PasswordPoint(self._authenticator, check), check) for check in checks]
         return jobs
 
-    def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
+    def job_done(self, job: BackgroundJob, error: OSError | None, now: float) -> None:
         self.state.now = now
-        self.engine.sync_done(job, error, now)
+        self.engine.job_done(job, error, now)
 
     def send_away(self, client_ids: Collection[str] | None, reference: ServerReferenceConfig, now: float) -> int:
         """Send clients, or all there are, to another server (5.0 section 4.11). Returns how many were connected."""

@@ -128,14 +128,14 @@ class Driver:
         """Turns until nothing happens any more."""
         for _ in range(self.most_rounds):
             dirty = self.node.take_dirty(self.now)
-            jobs = self.node.take_sync_jobs(self.now)
+            jobs = self.node.take_jobs(self.now)
             for job in jobs:
                 error: OSError | None = None
                 try:
                     job.run()
                 except OSError as failure:
                     error = failure
-                self.node.sync_done(job, error, self.now)
+                self.node.job_done(job, error, self.now)
             for connection in dirty:
                 self.clients[connection].flush()
             self.notes += [f"{note.place}: {note.problem}" for note in self.node.take_storage_notes()]

@@ -9,7 +9,7 @@ from types import TracebackType
 from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.trace.schema import Tracer
 from assay.sim.disk import SimDisk
 from assay.sim.guard import NondeterminismError
@@ -114,7 +114,7 @@ class SimNode:
         self._paused = False
         self._stopped_inputs: list[Callable[[], None]] = []
         self._turn_planned = False
-        self._waiting_syncs: list[SyncJob] = []
+        self._waiting_syncs: list[BackgroundJob] = []
         self._running_syncs = 0
         self._busy_until = 0.0
         self._alarm = Alarm(kernel, self._wake)
@@ -278,7 +278,7 @@ class SimNode:
                 session.flush()
         for session in list(self._sessions.values()):
             session.resume_reading()
-        self._waiting_syncs += broker.take_sync_jobs(now)
+        self._waiting_syncs += broker.take_jobs(now)
         self._start_syncs()
         self._alarm.set(broker.next_deadline())
 
@@ -290,7 +290,7 @@ class SimNode:
                 job.run()
             self._kernel.after(self.disk.sync_latency_s(), partial(self._synced, self.broker, job, flush))
 
-    def _synced(self, broker: BrokerNode, job: SyncJob, flush: Flush) -> None:
+    def _synced(self, broker: BrokerNode, job: BackgroundJob, flush: Flush) -> None:
         if broker is not self._broker:
             return  # the process, or the whole machine, is gone
         error = self.disk.finish(flush)
@@ -298,7 +298,7 @@ class SimNode:
 
         def done() -> None:
             self._running_syncs -= 1
-            broker.sync_done(job, error, self.now)
+            broker.job_done(job, error, self.now)
             self._start_syncs()
 
         self.do(done)

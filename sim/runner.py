@@ -16,7 +16,7 @@ import msgspec
 from assay.conformance.checkers import CheckOutcome, check_history
 from assay.conformance.mutants import applied
 from assay.faults.measure import check_targets, measure
-from assay.faults.scenario import Scenario, ScenarioError, World
+from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld
 from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
 from assay.reference_broker.trace.results import (
     Finding,
@@ -30,8 +30,7 @@ from assay.reference_broker.trace.results import (
 )
 from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind, Tracer
 from assay.sim.kernel import EPOCH_S, Kernel
-from assay.sim.world import World as SimulatedWorld
-from assay.sim.world import WorldProfile, WorldRun
+from assay.sim.world import World, WorldProfile, WorldRun
 
 HISTORY_NAME: Final = "history.jsonl"
 TRACE_NAME: Final = "trace.jsonl"
@@ -59,7 +58,7 @@ class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def require_sim(scenario: Scenario) -> None:
     """Raises :class:`ScenarioError` for a scenario that is not meant for the simulated world."""
-    if World.SIM not in scenario.worlds:
+    if ScenarioWorld.SIM not in scenario.worlds:
         message = f"scenario {scenario.name!r} cannot be simulated: its worlds are {', '.join(scenario.worlds)}"
         raise ScenarioError(message)
 
@@ -76,14 +75,14 @@ def simulate(
     """Run once and judge. Raises ``ScenarioError``, ``ConfigError``, ``UnknownMutantError``, ``WorldError``."""
     require_sim(scenario)
     with applied(*mutants) if mutants else nullcontext():
-        world = SimulatedWorld(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress)
+        world = World(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress)
         started = time.perf_counter()
         run = world.run()
         wall_s = time.perf_counter() - started
     header = HistoryHeader(
         run_id=f"sim-{scenario.name}-{seed}",
         scenario=scenario.name,
-        world=World.SIM.value,
+        world=ScenarioWorld.SIM.value,
         seed=seed,
         contract=scenario.contract,
     )
@@ -183,7 +182,7 @@ def to_result(
         verdict=worst([outcome.verdict, *(check.verdict for check in checks)]),
         summary=_summary(outcome, mutants),
         target="reference" + "".join(f"+{mutant}" for mutant in mutants),
-        world=World.SIM.value,
+        world=ScenarioWorld.SIM.value,
         seed=outcome.header.seed,
         started_at=started_at,
         duration_s=round(outcome.wall_s, 3),

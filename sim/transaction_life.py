@@ -43,10 +43,10 @@ def turn(engine: QueueEngine, now: float = START) -> None:
     for _ in range(_TURNS):
         engine.tick(now)
         engine.dispatch(now)
-        jobs = engine.take_sync_jobs(now)
+        jobs = engine.take_jobs(now)
         for job in jobs:
             job.run()
-            engine.sync_done(job, None, now)
+            engine.job_done(job, None, now)
         deadline = engine.next_deadline()
         if not jobs and (deadline is None or deadline > now):
             return

@@ -9,7 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt311_connect import with_request
-from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
+from assay.conformance.mutants.mqtt311_ways import close_fast_ways
 from assay.conformance.wire import Decoder
 from assay.reference_broker.mqtt.connections import handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
@@ -33,7 +33,7 @@ _OnConnect = Callable[[MqttConnection, int, bytes, int, int, float], None]
 
 @mutant("v3-qos-2-acknowledged-like-qos-1", "a QoS 2 PUBLISH is taken at QoS 1 and answered by PUBACK")
 def qos_2_acknowledged_like_qos_1(patch: Patch) -> None:
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
@@ -145,7 +145,7 @@ def pubrec_repeated_on_return(patch: Patch) -> None:
 
 @variation("v3-dollar-topics-end-the-connection", "a client that publishes to a topic with a leading $ is disconnected")
 def dollar_topics_end_the_connection(patch: Patch) -> None:
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
 
     def make(original: Callable[[Inbound, str], None]) -> Callable[[Inbound, str], None]:
         def check_topic(self: Inbound, topic: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
+from assay.conformance.mutants.mqtt311_ways import close_fast_ways
 from assay.reference_broker.core.routing import Route, RouteEntry, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.connections import handlers
@@ -32,7 +32,7 @@ _DUP = 0x08
 
 
 def _on_fan_out(patch: Patch, make: Callable[[_FanOut], _FanOut]) -> None:
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
     patch.wrap(MqttBroker, "fan_out", make)
 
 
@@ -73,7 +73,7 @@ def everything_retained(patch: Patch) -> None:
 
         return publish
 
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
     patch.wrap(MqttBroker, "publish", make)
 
 
@@ -188,7 +188,7 @@ def _skip_topic_check(patch: Patch, skip: Callable[[str], bool]) -> None:
 
         return check_topic
 
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
     patch.wrap(Inbound, "check_topic", make)
 
 
@@ -264,15 +264,15 @@ def one_copy_per_subscription(patch: Patch) -> None:
     patch.replace(SubscriptionTree, "_match", match)
 
 
-@variation("v3-one-packet-at-a-time", "packets are handled one at a time, without the fast lanes")
+@variation("v3-one-packet-at-a-time", "packets are handled one at a time, without the fast ways")
 def one_packet_at_a_time(patch: Patch) -> None:
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
 
 
 def _defer_qos_2(patch: Patch) -> dict[str, dict[int, Message]]:
     """Publish a QoS 2 message when its PUBREL comes (5.0 figure 4.3 allows both); returns what waits, by client."""
     waiting: dict[str, dict[int, Message]] = {}
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
 
     def make_publish(original: Callable[..., None]) -> Callable[..., None]:
         def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
@@ -448,7 +448,7 @@ def deliveries_swapped(patch: Patch) -> None:
 
         return send_publish
 
-    close_fast_lanes(patch)
+    close_fast_ways(patch)
     patch.wrap(Outbound, "send_publish", make)
 
 

@@ -1,4 +1,4 @@
-"""What several MQTT 3.1.1 mutants share: switching off the fast lanes, and a subscription walk with flaws to choose."""
+"""What several MQTT 3.1.1 mutants share: switching off the fast ways, and a subscription walk with flaws to choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
 from assay.reference_broker.mqtt.wire import wire_types
 
 
-def close_fast_lanes(patch: Patch) -> None:
+def close_fast_ways(patch: Patch) -> None:
     """Every PUBLISH takes the general way, so that a bug planted there concerns all of them."""
 
     def renew(self: Inbound, plan: _Plan, qos: int) -> None:

@@ -11,12 +11,13 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import ConfigError, QueueConfig
-from assay.reference_broker.mqtt.sessions.queue_admin import Confirm, QueueAdmin
+from assay.reference_broker.mqtt.sessions.queue_admin import QueueAdmin
 from assay.reference_broker.queues.admin import admin
 from assay.reference_broker.queues.admin.admin import ListRequest, QueueNames
 from assay.reference_broker.queues.admin.admin_request import AdminRequest
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.pending import EntryState
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.operations import purge
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry import registry

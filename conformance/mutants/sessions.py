@@ -173,10 +173,10 @@ def deletes_too_much(patch: Patch) -> None:
 @variation("sessions-never-compacted", "the log of sessions only grows")
 def never_compacted(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def take_sync_jobs(self: SessionStore, now: float) -> Any:
+        def take_jobs(self: SessionStore, now: float) -> Any:
             self._may_compact = False
             return original(self, now)
 
-        return take_sync_jobs
+        return take_jobs
 
-    patch.wrap(SessionStore, "take_sync_jobs", make)
+    patch.wrap(SessionStore, "take_jobs", make)

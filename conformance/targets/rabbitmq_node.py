@@ -90,21 +90,27 @@ def _child(command: list[str], env: dict[str, str], folder: Path) -> Iterator[su
         process.wait(_KILL_TIMEOUT_S)
 
 
-def _wait(processes: tuple[subprocess.Popen[bytes], ...]) -> int:
-    """Until standard input ends (status 0), or one of the processes does (its status, or 1)."""
+def _wait(processes: tuple[subprocess.Popen[bytes], ...], ending: int) -> int:
+    """Until standard input ends or there is something to read from ``ending`` (status 0), or one of the processes ends
+    (its status, or 1)."""
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
+        selector.register(ending, selectors.EVENT_READ)
         while True:
-            if selector.select(_POLL_S) and not os.read(sys.stdin.fileno(), 4_096):
-                return 0
+            for key, _ in selector.select(_POLL_S):
+                if key.fd == ending or not os.read(key.fd, 4_096):
+                    return 0
             for process in processes:
                 status = process.poll()
                 if status is not None:
                     return status or 1
 
 
-def run_node(folder: Path) -> int:
-    """Run a node until it is asked to end; returns the exit status. Raises :class:`NotInstalledError`."""
+def run_node(folder: Path, ending: int) -> int:
+    """Run a node until standard input ends or the descriptor ``ending`` can be read; returns the exit status.
+
+    Raises :class:`NotInstalledError`.
+    """
     home = find_home()
     env = environment(folder, epmd_port=free_port(), distribution_port=free_port())
     epmd = shutil.which("epmd", path=env["PATH"])
@@ -116,7 +122,7 @@ def run_node(folder: Path) -> int:
         _child(mapper_command, env, folder) as mapper,
         _child([str(home / "sbin" / "rabbitmq-server")], env, folder) as node,
     ):
-        return _wait((mapper, node))
+        return _wait((mapper, node), ending)
 
 
 def main(arguments: list[str]) -> int:
@@ -124,12 +130,14 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m assay.conformance.targets.rabbitmq_node FOLDER | --version", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # The signal is only noted: an exception would lose a process that is being started just then.
+    ending, note = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(note, b"."))
     try:
         if arguments[0] == "--version":
             print(installed_release(find_home()))
             return 0
-        return run_node(Path(arguments[0]).absolute())
+        return run_node(Path(arguments[0]).absolute(), ending)
     except NotInstalledError as error:
         print(error, file=sys.stderr)
         return 3

@@ -20,7 +20,7 @@ and knows the quota). Three ways lead on:
   ``mqtt.sessions.session`` sends it now or queues it. A cached route is held against the filters that changed since
   (``core.filter_changes``), found by the topic's own levels; topics that match the same filters share their receivers.
 - *A queue message*: ``queues.engine.publish`` collects it for its partition; a topic that ends in ``$ack``, ``$nack``
-  or ``$reject`` is a settlement. ``mqtt.connections.queue_lanes`` takes runs of them as blocks: plain ones, ones with
+  or ``$reject`` is a settlement. ``mqtt.connections.queue_batches`` takes runs of them as blocks: plain ones, ones with
   keys and other user properties (``mqtt.batches.property_runs``), and ``$ack``s (``mqtt.batches.ack_runs``); an option
   of the queue sends a packet the general way.
 

@@ -7,8 +7,8 @@ left asks for the next turn, which comes at once, and goes on where it stopped. 
 is charged to its sender (``Agenda.cost``). Not split are one message to all its receivers or capturing queues, one
 settlement (10 000 deliveries), and the records of one session that ends.
 
-``node.take_sync_jobs`` gives the logs that confirms wait for; the server syncs them in threads, the simulator in
-simulated disk time. ``node.sync_done`` releases the confirms (PUBACK, PUBREC), in the order of the publishes. A failed
+``node.take_jobs`` gives the logs that confirms wait for; the server syncs them in threads, the simulator in
+simulated disk time. ``node.job_done`` releases the confirms (PUBACK, PUBREC), in the order of the publishes. A failed
 sync is sticky: the log refuses everything until it is reopened.
 """
 
@@ -16,13 +16,14 @@ from assay.reference_broker.queues.delivery.settle_request import Outcome, Settl
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery, GroupStats, QueueStats
 from assay.reference_broker.queues.groups.pending import Consumer
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from assay.reference_broker.queues.jobs.store import QueueStore
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 
 __all__ = [
+    "BackgroundJob",
     "Consumer",
     "Delivery",
     "GroupStats",
@@ -37,5 +38,4 @@ __all__ = [
     "QueueStats",
     "QueueStore",
     "SettleRequest",
-    "SyncJob",
 ]

@@ -18,10 +18,10 @@ from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.queues.jobs.store import QueueStore
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.queues.messages.address import QueueAddress, is_dead_letter
 from assay.reference_broker.queues.messages.publish_options import PublishOptions, TransactionKey
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
@@ -49,8 +49,8 @@ class QueueEngine(QueueOperations):
     """All queues of a broker.
 
     A turn of the driver's loop: commands (:meth:`publish`, :meth:`settle`, ...), :meth:`tick` when
-    :meth:`next_deadline` has come, :meth:`dispatch`, :meth:`take_sync_jobs`; each job is run anywhere and reported by
-    :meth:`sync_done`, after which another turn follows. ``now`` is Unix seconds and never steps back.
+    :meth:`next_deadline` has come, :meth:`dispatch`, :meth:`take_jobs`; each job is run anywhere and reported by
+    :meth:`job_done`, after which another turn follows. ``now`` is Unix seconds and never steps back.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class QueueEngine(QueueOperations):
         """Grows when a queue comes, changes or goes: what a name leads to may be something else then."""
         self._sync_due_at: float | None = None
         self._sync_is_due = False
-        self._retries: list[SyncJob] = []
+        self._retries: list[BackgroundJob] = []
         """Jobs that the system had no means for. Until they are run again nothing else of their logs is synced."""
         self._retain_due_at: float | None = None
         self._to_retain: list[DurableQueue] = []
@@ -538,8 +538,8 @@ class QueueEngine(QueueOperations):
 
     # -- durability ----------------------------------------------------------------------------------------------
 
-    def take_sync_jobs(self, now: float) -> list[SyncJob]:
-        """Syncs to run now, in any threads; each must be reported by :meth:`sync_done`."""
+    def take_jobs(self, now: float) -> list[BackgroundJob]:
+        """Syncs to run now, in any threads; each must be reported by :meth:`job_done`."""
         self._agenda.now = now
         agenda = self._agenda
         wanted = agenda.awaited_syncs
@@ -548,13 +548,13 @@ class QueueEngine(QueueOperations):
             self._sync_due_at = None
             wanted = {**agenda.unsynced, **wanted}
             agenda.unsynced = {}
-        jobs: list[SyncJob] = []
+        jobs: list[BackgroundJob] = []
         still_awaited: dict[SyncPoint, None] = {}
         for point in wanted:
             task = point.start_sync()
             if task is not None:
                 agenda.unsynced.pop(point, None)
-                jobs.append(SyncJob(point, task))
+                jobs.append(BackgroundJob(point, task))
             elif point.is_syncing:
                 # What was written since that sync began needs another one.
                 (still_awaited if point.waiting else agenda.unsynced)[point] = None
@@ -566,7 +566,7 @@ class QueueEngine(QueueOperations):
             self._retries = [job for job in self._retries if job.retry_at > now]
         return jobs
 
-    def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
+    def job_done(self, job: BackgroundJob, error: OSError | None, now: float) -> None:
         """A job ended: the confirms it covers leave. After an error they fail, and so does its log until a restart.
 
         One that the system had no means for is run again later, and whoever waits for it waits on.
@@ -589,7 +589,7 @@ class QueueEngine(QueueOperations):
         for job in retries:
             self._finish(job, job.failure())
 
-    def _finish(self, job: SyncJob, error: OSError | None) -> None:
+    def _finish(self, job: BackgroundJob, error: OSError | None) -> None:
         point = job.point
         if error is not None and not isinstance(point, SyncPoint):
             # Logs tell of their own.
@@ -639,7 +639,7 @@ class QueueEngine(QueueOperations):
             for point in points:
                 task = point.start_sync()
                 if task is not None:
-                    job = SyncJob(point, task)
+                    job = BackgroundJob(point, task)
                     self._finish(job, job.failure())
                     while self._confirming:
                         self._confirm(MAX_CONFIRMS)

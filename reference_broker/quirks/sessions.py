@@ -126,7 +126,7 @@ class _AtGrantedQos(MqttBroker):
 
 
 class _OneByOne(Inbound):
-    """Takes no fast lane, where packets would pass on as they are."""
+    """Takes no fast way, where packets would pass on as they are."""
 
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
         packet = decode_packet(header, data, body, end, self._connection.version)

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 
-SyncDone = Callable[[SyncJob, Exception | None], None]
+SyncDone = Callable[[BackgroundJob, Exception | None], None]
 
 
 class SyncThreads:
@@ -23,7 +23,7 @@ class SyncThreads:
         """Starts the threads."""
         self._loop = loop
         self._on_done = on_done
-        self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
+        self._jobs: SimpleQueue[BackgroundJob | None] = SimpleQueue()
         self._running = 0
         self._idle: asyncio.Future[None] | None = None
         self._threads = [
@@ -32,7 +32,7 @@ class SyncThreads:
         for thread in self._threads:
             thread.start()
 
-    def start(self, job: SyncJob) -> None:
+    def start(self, job: BackgroundJob) -> None:
         """Hand a job over; from the loop's thread."""
         self._running += 1
         self._jobs.put(job)
@@ -47,7 +47,7 @@ class SyncThreads:
                 error = failure.with_traceback(None) if isinstance(failure, OSError) else failure
             self._loop.call_soon_threadsafe(self._finish, job, error)
 
-    def _finish(self, job: SyncJob, error: Exception | None) -> None:
+    def _finish(self, job: BackgroundJob, error: Exception | None) -> None:
         self._running -= 1
         if not self._running and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)

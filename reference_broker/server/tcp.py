@@ -15,7 +15,7 @@ from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import MQTT, detect
 from assay.reference_broker.core.rates import arrival_key
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.server.accepting import Acceptor, bind
 from assay.reference_broker.server.clock import Clock, seconds_of
 from assay.reference_broker.server.file_limit import connection_descriptors
@@ -286,7 +286,7 @@ class NodeDriver:
             protocol = self.protocols.get(connection)
             if protocol is not None:
                 self._flush(protocol)
-        for job in self.node.take_sync_jobs(now):
+        for job in self.node.take_jobs(now):
             self._syncs.start(job)
         if self.node.storage_notes:
             self._log_storage_notes(now)
@@ -316,11 +316,11 @@ class NodeDriver:
         self._clock_moved = True
         self.schedule_turn()
 
-    def _sync_done(self, job: SyncJob, error: Exception | None) -> None:
+    def _sync_done(self, job: BackgroundJob, error: Exception | None) -> None:
         if error is not None and not isinstance(error, OSError):
             raise error
         if not self._closed:
-            self.node.sync_done(job, error, self.clock.now())
+            self.node.job_done(job, error, self.clock.now())
             self.schedule_turn()
 
     def arm_timer(self) -> None:

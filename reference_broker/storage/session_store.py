@@ -17,10 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from assay.reference_broker.config import Compression, Durability, SessionsConfig
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, run_now
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, reason_of
 from assay.reference_broker.queues.jobs.store import NewRecord, RecoveryNote, SyncTask
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.storage import batching
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
 from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
@@ -237,7 +237,7 @@ class SessionStore(SyncPoint):
         return list(merged.values())
 
     def next_deadline(self) -> float | None:
-        """When :meth:`take_sync_jobs` or, after a failed write, :meth:`write` is due."""
+        """When :meth:`take_jobs` or, after a failed write, :meth:`write` is due."""
         if self._retry_at is not None:
             return self._retry_at
         if self.is_syncing:
@@ -274,15 +274,15 @@ class SessionStore(SyncPoint):
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
-    def take_sync_jobs(self, now: float) -> list[SyncJob]:
+    def take_jobs(self, now: float) -> list[BackgroundJob]:
         """The sync, and the compaction, that are due."""
-        jobs: list[SyncJob] = []
+        jobs: list[BackgroundJob] = []
         if self._sync_due_at is not None and now >= self._sync_due_at and not self.is_syncing:
             # Also where there is nothing to sync, as after a failure: a time that has passed would be due for ever.
             self._sync_due_at = None
             task = self.start_sync()
             if task is not None:
-                jobs.append(SyncJob(self, task))
+                jobs.append(BackgroundJob(self, task))
         is_early = self._is_making_room and self.is_syncing
         if self._may_compact and self.failure is None and not is_early:
             self._may_compact = False
@@ -290,7 +290,7 @@ class SessionStore(SyncPoint):
             if compaction is not None:
                 self._is_making_room = False
                 run = _CompactionRun(compaction)
-                jobs.append(SyncJob(_CompactionPoint(self._log, self._compactor, run), run))
+                jobs.append(BackgroundJob(_CompactionPoint(self._log, self._compactor, run), run))
         return jobs
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:

@@ -11,7 +11,7 @@ from assay.sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Re
 from assay.sim.fuzz.corpus import Corpus, Feature
 from assay.sim.fuzz.grammar import Grammar
 from assay.sim.fuzz.mutation import chunks, mutate_frames
-from assay.sim.fuzz.world import World
+from assay.sim.fuzz.world import FuzzWorld
 
 SLOTS = 8
 _DAMAGE = (0.0, 0.0, 0.02, 0.05, 0.1, 0.3)
@@ -70,7 +70,7 @@ class Life:
         """Live for so many packets. Raises :class:`FuzzFailureError`; ``actions`` then ends with the culprit."""
         tracing = self._corpus.tracing() if traced else nullcontext()
         with tracing:
-            world = World(self.setup_name, self.seed)
+            world = FuzzWorld(self.setup_name, self.seed)
             steps = 0
             while self.packets < packets:
                 steps += 1
@@ -78,7 +78,7 @@ class Life:
             self._do(world, Probe(), traced)
             self._do(world, Drain(), traced)
 
-    def _do(self, world: World, action: Action, traced: bool) -> None:
+    def _do(self, world: FuzzWorld, action: Action, traced: bool) -> None:
         self.actions.append(action)
         arcs = len(self._corpus.arcs)
         before = _state_of(world, action.slot) if isinstance(action, Send) else ()
@@ -92,7 +92,7 @@ class Life:
         elif isinstance(action, Restart):
             self._clients.clear()
 
-    def _learn(self, world: World, action: Send, before: Feature, *, new_arcs: bool) -> None:
+    def _learn(self, world: FuzzWorld, action: Send, before: Feature, *, new_arcs: bool) -> None:
         client = self._clients[action.slot]
         slot = world.slots[action.slot]
         seen = {(packet.type.value, getattr(packet, "reason_code", 0)) for packet in slot.inbox}
@@ -107,7 +107,7 @@ class Life:
 
     # -- choices -----------------------------------------------------------------------------------------------------
 
-    def _choose(self, world: World) -> Action:
+    def _choose(self, world: FuzzWorld) -> Action:
         rng = self._rng
         choice = rng.random()
         if choice < 0.02:
@@ -132,7 +132,7 @@ class Life:
         return Send(slot=number, chunks=chunks(rng, b"".join(frames)), packets=max(1, len(frames)))
 
 
-def _state_of(world: World, number: int) -> Feature:
+def _state_of(world: FuzzWorld, number: int) -> Feature:
     """Where a connection stands, coarsely."""
     slot = world.slots.get(number)
     if slot is None:

@@ -58,7 +58,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     with_disk: bool = False
     """The broker has a disk, which outlives restarts."""
     traced: bool = False
-    """The broker writes its trace, which takes the general way past its fast lanes."""
+    """The broker writes its trace, which takes the general way past its fast ways."""
 
 
 _LESSER = msgspec.structs.replace(

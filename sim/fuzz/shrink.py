@@ -8,7 +8,7 @@ import msgspec
 
 from assay.sim.fuzz.actions import Action, Replay, Send
 from assay.sim.fuzz.failure import FuzzFailureError
-from assay.sim.fuzz.world import World
+from assay.sim.fuzz.world import FuzzWorld
 
 Clock = Callable[[], float]
 
@@ -16,7 +16,7 @@ Clock = Callable[[], float]
 def repeat(replay: Replay) -> FuzzFailureError | None:
     """Carry the actions out; returns the failure they lead to, if any."""
     try:
-        world = World(replay.setup, replay.seed)
+        world = FuzzWorld(replay.setup, replay.seed)
         for action in replay.actions:
             world.do(action)
     except FuzzFailureError as failure:

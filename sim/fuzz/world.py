@@ -24,7 +24,7 @@ from assay.conformance.wire import (
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
 from assay.sim.fuzz import inspection
@@ -68,7 +68,7 @@ class Slot:
         """What it sent since the client looked last."""
 
 
-class World:
+class FuzzWorld:
     """A node, its clients and its clock."""
 
     def __init__(self, setup_name: str, seed: int) -> None:
@@ -82,7 +82,7 @@ class World:
         self._disk = MemoryDisk() if self.setup.with_disk else None
         self.disk_failed = False
         """A sync failed: until the broker restarts, whoever would need the disk may lose its connection."""
-        self._jobs: list[SyncJob] = []
+        self._jobs: list[BackgroundJob] = []
         self._probes = 0
         self._dollar_levels: set[str] = {"$data"}
         self._handlers: dict[type[Action], Callable[..., None]] = {
@@ -196,7 +196,7 @@ class World:
             with _broker_code():
                 if error is None:
                     job.run()
-                self.node.sync_done(job, error, self.now)
+                self.node.job_done(job, error, self.now)
         self._turn()
 
     def _settle_disk(self) -> None:
@@ -230,7 +230,7 @@ class World:
         for _ in range(_MAX_TURNS):
             with _broker_code():
                 dirty = self.node.take_dirty(self.now)
-                self._jobs += self.node.take_sync_jobs(self.now)
+                self._jobs += self.node.take_jobs(self.now)
             by_connection: dict[Connection, Slot] = {}
             if dirty:
                 by_connection.update({slot.connection: slot for slot in self._all_slots()})

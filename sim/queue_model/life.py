@@ -23,7 +23,7 @@ from assay.reference_broker.config import (
 )
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob
+from assay.reference_broker.queues import BackgroundJob, Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -235,9 +235,9 @@ class QueueLife:
         self.steps = 0
         """Since the start."""
         self.members: dict[tuple[str, str, str], Member] = {}
-        self.jobs: list[SyncJob] = []
+        self.jobs: list[BackgroundJob] = []
         """Syncs that have begun, and that nobody has carried out yet."""
-        self.done: list[SyncJob] = []
+        self.done: list[BackgroundJob] = []
         """Syncs that were carried out, which the engine does not know yet."""
         self.waiting: set[str] = set()
         """What must still be confirmed."""
@@ -441,7 +441,7 @@ class QueueLife:
         for name, figures in before.items():
             self.delays.tick(name, figures, self.engine.stats(name))
         self._dispatch()
-        self.jobs += self.engine.take_sync_jobs(self.now)
+        self.jobs += self.engine.take_jobs(self.now)
 
     def _dispatch(self) -> None:
         self.oracle.transactions.turn()
@@ -450,7 +450,7 @@ class QueueLife:
         self.oracle.written = self.oracle.step
         self._written.append((self.now, self.oracle.step))
 
-    def run_syncs(self, only: Callable[[SyncJob], bool] | None = None) -> None:
+    def run_syncs(self, only: Callable[[BackgroundJob], bool] | None = None) -> None:
         """The disk does what it was asked to, or some of it so far."""
         for job in [job for job in self.jobs if only is None or only(job)]:
             job.run()
@@ -461,7 +461,7 @@ class QueueLife:
         """The engine learns which syncs are done."""
         done, self.done = self.done, []
         for job in done:
-            self.engine.sync_done(job, None, self.now)
+            self.engine.job_done(job, None, self.now)
 
     def rest(self) -> None:
         """Turns until nothing is left to do now; then everything that had to happen has happened."""
@@ -590,6 +590,6 @@ def _wants_all(routing_key: str) -> bool:
     return True
 
 
-def is_of_a_group(job: SyncJob) -> bool:
+def is_of_a_group(job: BackgroundJob) -> bool:
     """Whether a sync is of what a group has settled, not of messages."""
     return isinstance(job.point, ConsumerGroup)

@@ -36,11 +36,13 @@ def fake_home(tmp_path: Path) -> Path:
     return home
 
 
-def launch(home: Path, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def launch(home: Path, folder: Path, *arguments: str, python_path: Path | None = None) -> subprocess.Popen[bytes]:
     """The launcher, with the folder of our epmd first on the PATH."""
     folder.mkdir(exist_ok=True)
     env = {**os.environ, "RABBITMQ_HOME": str(home)}
     # search_path() puts the folder of this Python first; epmd is not there.
+    if python_path is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(python_path), os.environ.get("PYTHONPATH"))))
     env["PATH"] = f"{home.parent / 'bin'}:{os.environ['PATH']}"
     return subprocess.Popen(
         [sys.executable, "-m", MODULE, *(arguments or (str(folder),))],
@@ -99,6 +101,31 @@ def test_all_processes_end_with_the_launcher(fake_home: Path, tmp_path: Path, en
     assert arguments == ["-port", epmd_port, "-address", "127.0.0.1"]
     for pid in (helper, mapper):
         assert not lives(int(pid))
+
+
+def test_a_signal_while_a_process_is_being_started_leaves_none_behind(fake_home: Path, tmp_path: Path) -> None:
+    """The node is up before the launcher knows of it: its start hangs in the launcher, and the signal comes then."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.mkfifo(folder / "up")
+    slow = tmp_path / "slow"
+    write_program(
+        slow / "sitecustomize.py",
+        "import subprocess, time\n"
+        "start = subprocess.Popen._execute_child\n"
+        "def execute(self, *args, **named):\n"
+        "    start(self, *args, **named)\n"
+        "    end = time.monotonic() + 1.0\n"
+        "    while time.monotonic() < end:\n"
+        "        time.sleep(0.01)\n"
+        "subprocess.Popen._execute_child = execute\n",
+    )
+    process = launch(fake_home, folder, python_path=slow)
+    assert (folder / "up").read_text() == "up\n"
+    process.terminate()
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0, complaint
+    assert not lives(int((folder / "node.started").read_text().split()[0]))
 
 
 def lives(pid: int) -> bool:

@@ -61,10 +61,10 @@ def turn(node: BrokerNode, now: float = NOW, *, syncs: bool = True) -> None:
     for _ in range(4):
         node.tick(now)
         node.take_dirty(now)
-        jobs = node.take_sync_jobs(now) if syncs else []
+        jobs = node.take_jobs(now) if syncs else []
         for job in jobs:
             job.run()
-            node.sync_done(job, None, now)
+            node.job_done(job, None, now)
 
 
 def make(**queues: object) -> BrokerNode:

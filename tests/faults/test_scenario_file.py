@@ -14,7 +14,7 @@ from assay.faults.runner import check_runnable
 from assay.faults.scenario import (
     Scenario,
     ScenarioError,
-    World,
+    ScenarioWorld,
     find_scenario,
     load_scenario,
     parse_scenario,
@@ -113,7 +113,7 @@ def test_shipped_scenarios_agree_with_their_own_broker(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(shipped_scenarios()))
 def test_shipped_scenarios_run_where_they_say(name: str) -> None:
     scenario = find_scenario(name)
-    assert (check_runnable(scenario) == []) == (World.REAL in scenario.worlds)
+    assert (check_runnable(scenario) == []) == (ScenarioWorld.REAL in scenario.worlds)
 
 
 def test_what_show_prints_can_be_read_again() -> None:

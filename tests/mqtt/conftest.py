@@ -114,10 +114,10 @@ class World:
         """Turns until nothing happens any more."""
         while True:
             dirty = self.node.take_dirty(self.now)
-            jobs = self.node.take_sync_jobs(self.now)
+            jobs = self.node.take_jobs(self.now)
             for job in jobs:
                 job.run()
-                self.node.sync_done(job, None, self.now)
+                self.node.job_done(job, None, self.now)
             for connection in dirty:
                 self.clients[connection].flush()
             if not dirty and not jobs and not self.node.state.sending.woken:

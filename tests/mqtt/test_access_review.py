@@ -276,13 +276,13 @@ def test_a_log_in_that_is_under_way_begins_anew(reloaded: Change, method: str) -
         properties = p.Properties(authentication_method=METHOD, authentication_data=b"n,,n=ann,r=rOprNGfwEbeRWgbNEkqO")
     connect = p.Connect(version=V5, client_id="c", username="ann", password=b"ann", properties=properties)
     world.node.receive(client.connection, p_bytes(connect), world.now)
-    jobs = world.node.take_sync_jobs(world.now)
+    jobs = world.node.take_jobs(world.now)
     world.node.reload(
         parse_config({"data_dir": "there", "auth": {"users": [secrets | {"scram_sha_256": ""}]}}), world.now
     )
     for job in jobs:
         job.run()
-        world.node.sync_done(job, None, world.now)
+        world.node.job_done(job, None, world.now)
     world.turn()
     last = client.inbox[-1]
     assert isinstance(last, p.Connack)
@@ -296,11 +296,11 @@ def test_a_log_in_that_is_under_way_goes_on_when_the_users_stay(reloaded: Change
     client = world.open()
     connect = p.Connect(version=V5, client_id="c", username="ann", password=b"ann")
     world.node.receive(client.connection, p_bytes(connect), world.now)
-    jobs = world.node.take_sync_jobs(world.now)
+    jobs = world.node.take_jobs(world.now)
     world.node.reload(configure(DENIED), world.now)
     for job in jobs:
         job.run()
-        world.node.sync_done(job, None, world.now)
+        world.node.job_done(job, None, world.now)
     world.turn()
     (connack,) = client.inbox
     assert isinstance(connack, p.Connack)

@@ -78,7 +78,7 @@ def test_each_filter_is_judged_by_itself(world: World, version: int) -> None:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 8])
 def test_publishing_alone_and_in_runs(world: World, version: int, qos: int, count: int) -> None:
-    """A run takes the fast lane where it may; refused messages reach nobody."""
+    """A run takes the fast way where it may; refused messages reach nobody."""
     watcher = world.connect("watcher", version)
     watcher.connection.grants = None
     assert reasons(watcher, "#") == [1]

@@ -1,4 +1,4 @@
-"""The connection machine: framing, the fast lanes against the general way, QoS flows, and endings."""
+"""The connection machine: framing, the fast ways against the general way, QoS flows, and endings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_chunks_do_not_matter(
     version: int,
     data: st.DataObject,
 ) -> None:
-    """One chunk (runs, fast lanes) and any other cut of the same bytes (general way) have the same effect."""
+    """One chunk (runs, fast ways) and any other cut of the same bytes (general way) have the same effect."""
     stream = b"".join(encode_packet(packet, version) for packet in packets)
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(stream) - 1)), max_size=8)))
     outcomes = []

@@ -522,7 +522,7 @@ def test_output_that_waits_for_the_disk_is_bounded_as_what_is_unread(start: Star
     def turn() -> None:
         for each in node.take_dirty(world.now):
             world.clients[each].flush()
-        jobs.extend(node.take_sync_jobs(world.now))
+        jobs.extend(node.take_jobs(world.now))
 
     node.receive(publisher.connection, encode_packet(packet, p.V5), world.now)
     turn()
@@ -537,7 +537,7 @@ def test_output_that_waits_for_the_disk_is_bounded_as_what_is_unread(start: Star
     assert (dropped > 100) == (not qos)
     for job in jobs:
         job.run()
-        node.sync_done(job, None, world.now)
+        node.job_done(job, None, world.now)
     world.turn()
     assert connection.out_bytes == 0
     assert node.state.traffic.unread_bytes == 0

@@ -169,15 +169,15 @@ def test_after_the_disk_failed_no_deadline_stays_in_the_past(make_world: type[Wo
 
     change("c1")
     world.now += 2.0
-    jobs = node.take_sync_jobs(world.now)
+    jobs = node.take_jobs(world.now)
     assert jobs, "the sync of the first change"
     change("c2")
     for job in jobs:
-        node.sync_done(job, OSError(5, "the disk failed"), world.now)
+        node.job_done(job, OSError(5, "the disk failed"), world.now)
     for _ in range(3):
         world.now += 2.0
         node.tick(world.now)
         node.take_dirty(world.now)
-        node.take_sync_jobs(world.now)
+        node.take_jobs(world.now)
     deadline = node.next_deadline()
     assert deadline is None or deadline > world.now

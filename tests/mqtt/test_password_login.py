@@ -9,7 +9,7 @@ import pytest
 from assay.reference_broker.auth import MAX_WAITING_CHECKS, hash_password
 from assay.reference_broker.config import AuthConfig, BrokerConfig, UserConfig
 from assay.reference_broker.mqtt.wire import packets as p
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
@@ -23,14 +23,14 @@ class Desk:
 
     def __init__(self, make_world: type[World]) -> None:
         self.world = make_world(BrokerConfig(auth=AUTH))
-        self.jobs: list[SyncJob] = []
+        self.jobs: list[BackgroundJob] = []
         node = self.world.node
 
         def turn() -> None:
             while dirty := node.take_dirty(self.world.now):
                 for connection in dirty:
                     self.world.clients[connection].flush()
-            self.jobs += node.take_sync_jobs(self.world.now)
+            self.jobs += node.take_jobs(self.world.now)
 
         self.world.turn = turn  # type: ignore[method-assign]
 
@@ -39,7 +39,7 @@ class Desk:
             jobs, self.jobs = self.jobs, []
             for job in jobs:
                 job.run()
-                self.world.node.sync_done(job, None, self.world.now)
+                self.world.node.job_done(job, None, self.world.now)
             self.world.turn()
 
     def log_in(self, password: bytes, *more: p.Packet, version: int = p.V5, client_id: str = "c") -> Client:

@@ -161,7 +161,7 @@ def test_damaged_runs_end_as_damaged_packets_do(at: int, byte: int) -> None:
     config = _config()
     seen = []
     for lane in (True, False):
-        with mock.patch("assay.reference_broker.mqtt.connections.queue_lanes._FEWEST", 8 if lane else 10**9):
+        with mock.patch("assay.reference_broker.mqtt.connections.queue_batches._FEWEST", 8 if lane else 10**9):
             seen.append(Life(config).send([bytes(stream)]))
     assert seen[0] == seen[1]
 

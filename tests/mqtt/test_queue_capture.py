@@ -9,7 +9,7 @@ import pytest
 from assay.reference_broker.config import BrokerConfig, parse_config
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import World
 
@@ -68,13 +68,13 @@ def test_subscribers_and_publishers_do_not_wait_for_the_disk_of_a_queue_that_cap
     world.node = BrokerNode(config, MemoryDisk(), random.Random(1), world.now)
     watcher = world.subscribed("a", qos=1)
     publisher = world.connect("p")
-    syncs: list[SyncJob] = []
+    syncs: list[BackgroundJob] = []
 
     def turn() -> None:
         while dirty := world.node.take_dirty(world.now):
             for connection in dirty:
                 world.clients[connection].flush()
-        syncs.extend(world.node.take_sync_jobs(world.now))
+        syncs.extend(world.node.take_jobs(world.now))
 
     monkeypatch.setattr(world, "turn", turn)
     for number in range(3):

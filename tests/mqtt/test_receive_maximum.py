@@ -10,7 +10,7 @@ import pytest
 from assay.reference_broker.config import BrokerConfig, MqttConfig
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.sim.disk import SimDisk
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def test_a_publish_that_waits_for_the_disk_counts_once(make_world: type[World], 
     node = world.node = BrokerNode(CONFIG, SimDisk(random.Random(1)), random.Random(1), world.now)
     client = world.connect("c")
     client.take()
-    jobs: list[SyncJob] = []
+    jobs: list[BackgroundJob] = []
 
     def turn() -> None:
         while dirty := node.take_dirty(world.now):
             for connection in dirty:
                 world.clients[connection].flush()
-        jobs.extend(node.take_sync_jobs(world.now))
+        jobs.extend(node.take_jobs(world.now))
 
     world.turn = turn  # type: ignore[method-assign]
     client.send(*(publish(packet_id, qos, "$queue/q") for packet_id in range(1, LIMIT + 1)))
@@ -88,7 +88,7 @@ def test_a_publish_that_waits_for_the_disk_counts_once(make_world: type[World], 
     assert not client.closed
     for job in jobs:
         job.run()
-        node.sync_done(job, None, world.now)
+        node.job_done(job, None, world.now)
     jobs.clear()
     turn()
     assert len(client.take()) == LIMIT

@@ -19,7 +19,7 @@ from assay.reference_broker.config import BrokerConfig, Durability, SessionsConf
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.storage import batching
 from assay.sim.disk import SimDisk
 from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
@@ -47,7 +47,7 @@ class CrashWorld:
         self.subscribers = [make(f"s{number}", version) for number in range(2)]
         self.clients = [self.publisher, *self.subscribers]
         self.sent: dict[bytes, int] = {}
-        self.running: list[SyncJob] = []
+        self.running: list[BackgroundJob] = []
         self.node = self.boot()
 
     def boot(self) -> BrokerNode:
@@ -109,11 +109,11 @@ class CrashWorld:
             data = connection.take_output()
             if client is not None:
                 client.take(data)
-        jobs, self.running = self.running + self.node.take_sync_jobs(self.now), []
+        jobs, self.running = self.running + self.node.take_jobs(self.now), []
         for job in jobs:
             if self.rng.random() < share:
                 job.run()
-                self.node.sync_done(job, None, self.now)
+                self.node.job_done(job, None, self.now)
             else:
                 self.running.append(job)
 
@@ -202,9 +202,9 @@ def boot(disk: SimDisk) -> BrokerNode:
 def turn(node: BrokerNode) -> None:
     for connection in node.take_dirty(1_700_000_000.0):
         connection.take_output()
-    for job in node.take_sync_jobs(1_700_000_000.0):
+    for job in node.take_jobs(1_700_000_000.0):
         job.run()
-        node.sync_done(job, None, 1_700_000_000.0)
+        node.job_done(job, None, 1_700_000_000.0)
 
 
 def kept_of(node: BrokerNode) -> tuple[list[bytes], list[int]]:

@@ -11,7 +11,7 @@ import pytest
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import LogError, SyncJob
+from assay.reference_broker.queues import BackgroundJob, LogError
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.session_store import SessionStore
 from assay.sim.disk import DiskProfile, SimDisk
@@ -32,7 +32,7 @@ class Manual:
         self.config = BrokerConfig(sessions=SessionsConfig(durability=durability, segment_bytes=20_000))
         self.world = make_world(self.config)
         self.boot()
-        self.waiting: list[SyncJob] = []
+        self.waiting: list[BackgroundJob] = []
 
     def boot(self) -> None:
         self.world.node = BrokerNode(self.config, self.disk, random.Random(1), self.world.now)
@@ -46,7 +46,7 @@ class Manual:
             while dirty := node.take_dirty(self.world.now):
                 for connection in dirty:
                     self.world.clients[connection].flush()
-            self.waiting += node.take_sync_jobs(self.world.now)
+            self.waiting += node.take_jobs(self.world.now)
 
         self.world.turn = turn  # type: ignore[method-assign]
 
@@ -55,7 +55,7 @@ class Manual:
         for job in jobs:
             if error is None:
                 job.run()
-            self.world.node.sync_done(job, error, self.world.now)
+            self.world.node.job_done(job, error, self.world.now)
         self.world.turn()
 
     def client(self, client_id: str) -> Client:
@@ -228,10 +228,10 @@ def test_a_compaction_that_the_disk_failed_is_told(error: OSError | None) -> Non
     """Its job says so to whoever ran it, not to the task."""
     disk = SimDisk(random.Random(1), DiskProfile(stall_rate=0))
     store = SessionStore(disk, SessionsConfig(segment_bytes=2_000))
-    jobs: list[SyncJob] = []
+    jobs: list[BackgroundJob] = []
     for number in range(200):
         store.write([NewRecord(number, b"key", bytes(100), ())], float(number))
-        for job in store.take_sync_jobs(float(number)):
+        for job in store.take_jobs(float(number)):
             job.run()
             if job.point is store:
                 store.finish_sync(None)

@@ -98,9 +98,9 @@ class Bench:
                 if each in self.heard:
                     self.heard[each] += output
                 answer += output if each is connection else b""
-            for job in self.node.take_sync_jobs(self.now):
+            for job in self.node.take_jobs(self.now):
                 job.run()
-                self.node.sync_done(job, None, self.now)
+                self.node.job_done(job, None, self.now)
             deadline = self.node.next_deadline()
             due = deadline is not None and deadline <= self.now
             if due:
@@ -126,7 +126,7 @@ class Bench:
                 dirty += self.node.take_dirty(self.now)
                 for each in dirty:
                     each.take_output()
-                self.node.take_sync_jobs(self.now)
+                self.node.take_jobs(self.now)
                 self.node.next_deadline()
 
             turns.append(self.steps.count(turn))

@@ -32,7 +32,7 @@ from mutation.warm import PYTEST_OPTIONS, Preload
 
 TOPICS = "reference_broker/routing/topics.py"
 WIRE_TYPES = "reference_broker/mqtt/wire/wire_types.py"
-LANES = "reference_broker/mqtt/connections/queue_lanes.py"
+LANES = "reference_broker/mqtt/connections/queue_batches.py"
 KILLED, SURVIVED, TIMEOUT, UNREACHED = Outcome.KILLED, Outcome.SURVIVED, Outcome.TIMEOUT, Outcome.NOT_REACHED
 
 NEVER_READ = "-c pass"

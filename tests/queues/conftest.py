@@ -150,14 +150,14 @@ class QueueBench:
         for _ in range(20):
             self.engine.tick(self.now)
             self.engine.dispatch(self.now)
-            jobs = self.engine.take_sync_jobs(self.now)
+            jobs = self.engine.take_jobs(self.now)
             for job in jobs:
                 try:
                     job.run()
                 except OSError as error:
-                    self.engine.sync_done(job, error, self.now)
+                    self.engine.job_done(job, error, self.now)
                 else:
-                    self.engine.sync_done(job, None, self.now)
+                    self.engine.job_done(job, None, self.now)
             deadline = self.engine.next_deadline()
             if not jobs and (deadline is None or deadline > self.now):
                 return

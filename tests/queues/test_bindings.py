@@ -87,11 +87,11 @@ def test_the_confirm_waits_for_every_queue(durable: QueueBench) -> None:
     durable.turn()
     outcome = durable.publish("a", "$queue/orders/new")
     durable.engine.dispatch(durable.now)
-    first, second = durable.engine.take_sync_jobs(durable.now)
+    first, second = durable.engine.take_jobs(durable.now)
     for job in (first, second):
         assert outcome.calls == []
         job.run()
-        durable.engine.sync_done(job, None, durable.now)
+        durable.engine.job_done(job, None, durable.now)
     assert outcome.confirmed
 
 

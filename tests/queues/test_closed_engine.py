@@ -75,5 +75,5 @@ def test_turns_do_nothing(closed: QueueEngine) -> None:
     closed.tick(START + 10**6)
     closed.dispatch(START + 10**6)
     assert closed.next_deadline() is None
-    assert closed.take_sync_jobs(START + 10**6) == []
+    assert closed.take_jobs(START + 10**6) == []
     closed.close(START)

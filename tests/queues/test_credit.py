@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueError, SettleRequest
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueError
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
@@ -38,8 +38,7 @@ class Link:
         self.bench.engine.grant(self.handle, credit, self.bench.now, on_drained)
 
     def settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        request = SettleRequest.of(delivery, outcome)
-        self.bench.engine.settle("q", request, consumer_id=self.name, now=self.bench.now)
+        self.bench.engine.settle_delivery(delivery, outcome, consumer_id=self.name, now=self.bench.now)
 
     @property
     def values(self) -> list[str]:

@@ -429,12 +429,12 @@ def test_a_queue_is_deleted_while_its_delays_are_thinned_out(bench_with: BenchWi
     for _ in range(20):
         bench.engine.tick(bench.now)
         bench.engine.dispatch(bench.now)
-        for job in bench.engine.take_sync_jobs(bench.now):
+        for job in bench.engine.take_jobs(bench.now):
             job.run()
             if isinstance(job.point, DelayThinning):
                 thinning = job
             else:
-                bench.engine.sync_done(job, None, bench.now)
+                bench.engine.job_done(job, None, bench.now)
         bench.now += 0.5
         if thinning is not None:
             break
@@ -442,7 +442,7 @@ def test_a_queue_is_deleted_while_its_delays_are_thinned_out(bench_with: BenchWi
     bench.engine.delete_queue("q", bench.now)
     bench.turn()
     assert disk.list("queues/q") != [], "not while a job is running in its logs"
-    bench.engine.sync_done(thinning, None, bench.now)
+    bench.engine.job_done(thinning, None, bench.now)
     bench.turn()
     assert disk.list("queues/q") == []
 

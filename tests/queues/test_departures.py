@@ -259,7 +259,7 @@ def test_after_a_loss_of_power_nothing_kept_is_lost(bench_with: BenchWith, mode:
             bench.publish(f"r{round_number}m{number}")
             bench.engine.dispatch(bench.now)
         if (seed + round_number) % 2:
-            jobs = bench.engine.take_sync_jobs(bench.now)
+            jobs = bench.engine.take_jobs(bench.now)
             for job in jobs[: seed % 3]:
                 job.run()
         disk.power_loss((mode,))

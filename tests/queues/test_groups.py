@@ -260,14 +260,14 @@ def test_what_changes_nothing_during_a_sync_is_confirmed_with_it(durable: QueueB
     publish(durable, "a")
     consumer.ack(consumer.got[0])
     durable.engine.dispatch(durable.now)
-    (job,) = durable.engine.take_sync_jobs(durable.now)
+    (job,) = durable.engine.take_jobs(durable.now)
     told: list[QueueError | None] = []
     durable.engine.groups.commit("q", "g", 0, 1, consumer_id="c", now=durable.now, on_done=told.append)
     durable.engine.dispatch(durable.now)
-    durable.engine.take_sync_jobs(durable.now)
+    durable.engine.take_jobs(durable.now)
     assert told == []
     job.run()
-    durable.engine.sync_done(job, None, durable.now)
+    durable.engine.job_done(job, None, durable.now)
     durable.turn()
     assert told == [None]
 

@@ -27,13 +27,13 @@ def test_fsync_confirms_and_delivers_after_the_sync_that_covers_it(durable: Queu
     first = durable.publish("a")
     durable.engine.dispatch(durable.now)
     assert (first.calls, consumer.values) == ([], [])
-    (job,) = durable.engine.take_sync_jobs(durable.now)
+    (job,) = durable.engine.take_jobs(durable.now)
     late = durable.publish("b")
     durable.engine.dispatch(durable.now)
-    assert durable.engine.take_sync_jobs(durable.now) == [], "one sync of a log at a time"
+    assert durable.engine.take_jobs(durable.now) == [], "one sync of a log at a time"
     job.run()
     assert first.calls == []
-    durable.engine.sync_done(job, None, durable.now)
+    durable.engine.job_done(job, None, durable.now)
     assert (first.confirmed, late.calls) == (True, [])
     durable.engine.dispatch(durable.now)
     assert consumer.values == ["a"]
@@ -45,7 +45,7 @@ def test_fsync_confirms_and_delivers_after_the_sync_that_covers_it(durable: Queu
 def test_many_confirms_share_a_sync(durable: QueueBench) -> None:
     outcomes = [durable.publish(str(number)) for number in range(100)]
     durable.engine.dispatch(durable.now)
-    assert len(durable.engine.take_sync_jobs(durable.now)) == 1
+    assert len(durable.engine.take_jobs(durable.now)) == 1
     assert not any(outcome.calls for outcome in outcomes)
 
 
@@ -61,7 +61,7 @@ def test_weaker_queues_confirm_after_the_write(bench_with: BenchWith, durability
     settled = consumer.ack(consumer.got[0])
     bench.engine.dispatch(bench.now)
     assert settled.confirmed
-    assert bench.engine.take_sync_jobs(bench.now) == []
+    assert bench.engine.take_jobs(bench.now) == []
 
 
 def test_interval_queues_sync_each_interval_while_there_is_something(bench_with: BenchWith) -> None:
@@ -72,11 +72,11 @@ def test_interval_queues_sync_each_interval_while_there_is_something(bench_with:
     assert due == bench.now + 1.0
     bench.now = due
     bench.engine.tick(bench.now)
-    jobs = bench.engine.take_sync_jobs(bench.now)
+    jobs = bench.engine.take_jobs(bench.now)
     assert len(jobs) == 1
     for job in jobs:
         job.run()
-        bench.engine.sync_done(job, None, bench.now)
+        bench.engine.job_done(job, None, bench.now)
     bench.engine.dispatch(bench.now)
     assert bench.engine.next_deadline() is None
 
@@ -91,10 +91,10 @@ def test_what_is_written_during_a_periodic_sync_is_covered_by_the_next(bench_wit
         log = bench.engine._queues["q"].partitions[0].log
         bench.now += 1.0
         bench.engine.tick(bench.now)
-        running += bench.engine.take_sync_jobs(bench.now)
+        running += bench.engine.take_jobs(bench.now)
     assert len(running) == 1, "the first is still running when the second is due"
     running[0].run()
-    bench.engine.sync_done(running[0], None, bench.now)
+    bench.engine.job_done(running[0], None, bench.now)
     assert log is not None
     assert log.durable_offset == 1
     bench.advance(1.0)
@@ -108,9 +108,9 @@ def test_a_settlement_is_confirmed_when_durable(durable: QueueBench) -> None:
     outcome = consumer.ack(consumer.got[0])
     durable.engine.dispatch(durable.now)
     assert outcome.calls == []
-    (job,) = durable.engine.take_sync_jobs(durable.now)
+    (job,) = durable.engine.take_jobs(durable.now)
     job.run()
-    durable.engine.sync_done(job, None, durable.now)
+    durable.engine.job_done(job, None, durable.now)
     assert outcome.confirmed
 
 
@@ -201,9 +201,9 @@ def test_the_source_lets_go_only_when_the_dead_letter_is_durable(durable: QueueB
         stats = durable.engine.stats("q")
         places.append((stats.depth, stats.dead_letters, outcome.confirmed))
         durable.engine.dispatch(durable.now)
-        for job in durable.engine.take_sync_jobs(durable.now):
+        for job in durable.engine.take_jobs(durable.now):
             job.run()
-            durable.engine.sync_done(job, None, durable.now)
+            durable.engine.job_done(job, None, durable.now)
     assert (1, 1, False) in places, "for a while it is in both"
     assert all(depth + letters >= 1 for depth, letters, _ in places)
     assert places[-1] == (0, 1, True)
@@ -218,12 +218,12 @@ def test_a_failed_sync_fails_every_waiting_publisher_and_all_later_ones(bench_wi
     disk.fail_sync = ".seg"
     first = bench.publish("a")
     bench.engine.dispatch(bench.now)
-    (job,) = bench.engine.take_sync_jobs(bench.now)
+    (job,) = bench.engine.take_jobs(bench.now)
     second = bench.publish("b")
     bench.engine.dispatch(bench.now)
     with pytest.raises(OSError, match="Input/output") as caught:
         job.run()
-    bench.engine.sync_done(job, caught.value, bench.now)
+    bench.engine.job_done(job, caught.value, bench.now)
     assert (before.confirmed, first.failed, second.failed) == (True, True, True)
     disk.fail_sync = ""
     for _ in range(2):
@@ -461,7 +461,7 @@ def test_close_confirms_what_waits_and_refuses_the_rest(durable: QueueBench) -> 
 def test_close_tells_those_it_cannot_confirm(durable: QueueBench) -> None:
     outcome = durable.publish("a")
     durable.engine.dispatch(durable.now)
-    assert len(durable.engine.take_sync_jobs(durable.now)) == 1
+    assert len(durable.engine.take_jobs(durable.now)) == 1
     durable.engine.close(durable.now)
     assert outcome.failed
 

@@ -321,7 +321,7 @@ def test_a_message_may_expire_before_it_is_safe(bench_with: Benches) -> None:
     bench.turn()
     outcomes = [bench.publish("lasts")] + [bench.publish(f"short {n}", user_properties=(("ttl", "2s"),)) for n in "ab"]
     bench.engine.dispatch(bench.now)
-    jobs = bench.engine.take_sync_jobs(bench.now)
+    jobs = bench.engine.take_jobs(bench.now)
     assert jobs
     bench.now += 5.0
     bench.engine.tick(bench.now)
@@ -330,7 +330,7 @@ def test_a_message_may_expire_before_it_is_safe(bench_with: Benches) -> None:
     assert (before.expired, [outcome.calls for outcome in outcomes]) == (0, [[], [], []]), "it may yet fail"
     for job in jobs:
         job.run()
-        bench.engine.sync_done(job, None, bench.now)
+        bench.engine.job_done(job, None, bench.now)
     bench.advance(1.0)
     assert all(outcome.confirmed for outcome in outcomes)
     assert consumer.values == ["lasts"]

@@ -76,19 +76,19 @@ def test_nobody_who_waits_is_left_without_an_answer(durable: QueueBench) -> None
     durable.turn()
     unsynced, settled = durable.publish("unsynced"), consumer.ack(consumer.got[0])
     durable.engine.dispatch(durable.now)
-    jobs = durable.engine.take_sync_jobs(durable.now)
+    jobs = durable.engine.take_jobs(durable.now)
     unwritten = durable.publish("unwritten")
     told = delete(durable)
     assert unsynced.failed
     assert settled.failed
     assert unwritten.failed
-    assert durable.engine.take_sync_jobs(durable.now) == [], "not while a sync of its logs is running"
+    assert durable.engine.take_jobs(durable.now) == [], "not while a sync of its logs is running"
     with pytest.raises(QueueError) as caught:
         durable.publish("too soon")
     assert caught.value.code is QueueErrorCode.UNKNOWN_QUEUE
     for job in jobs:
         job.run()
-        durable.engine.sync_done(job, None, durable.now)
+        durable.engine.job_done(job, None, durable.now)
     assert told.results == []
     durable.turn()
     assert told.results == [None]

@@ -340,9 +340,9 @@ def _limited(**limits: Any) -> QueueEngine:
 def _run(engine: QueueEngine) -> None:
     for _ in range(5):
         engine.dispatch(0.0)
-        for job in engine.take_sync_jobs(0.0):
+        for job in engine.take_jobs(0.0):
             job.run()
-            engine.sync_done(job, None, 0.0)
+            engine.job_done(job, None, 0.0)
 
 
 def _producer(engine: QueueEngine, name: str) -> ProducerIdentity:

@@ -70,10 +70,10 @@ class TurnBench(QueueBench):
         for _ in range(10_000):
             call(lambda: engine.tick(self.now))
             call(lambda: engine.dispatch(self.now))
-            jobs = engine.take_sync_jobs(self.now)
+            jobs = engine.take_jobs(self.now)
             for job in jobs:
                 job.run()
-                call(lambda job=job: engine.sync_done(job, None, self.now))  # type: ignore[misc]
+                call(lambda job=job: engine.job_done(job, None, self.now))  # type: ignore[misc]
             deadline = engine.next_deadline()
             if not jobs and (deadline is None or deadline > self.now):
                 return lines

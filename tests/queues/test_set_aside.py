@@ -215,9 +215,9 @@ def test_a_decision_waits_for_a_queue_that_was_set_aside(bench_with: BenchWith, 
     actor.commit(transaction)
     for _ in range(rounds):
         bench.engine.dispatch(bench.now)
-        for job in bench.engine.take_sync_jobs(bench.now)[:1]:
+        for job in bench.engine.take_jobs(bench.now)[:1]:
             job.run()
-            bench.engine.sync_done(job, None, bench.now)
+            bench.engine.job_done(job, None, bench.now)
     kept = disk.open("queues/q/queue.json").read_at(0, 1 << 16)
     damaged_description(disk)
     bench.restart()

@@ -176,12 +176,12 @@ def test_an_identity_is_told_when_it_is_durable_also_while_the_first_sync_after_
     told: list[ProducerIdentity | None] = []
     transactions = bench.engine.transactions
     transactions.init_producer("one", bench.now, lambda _, identity: told.append(identity))
-    jobs = bench.engine.take_sync_jobs(bench.now)
+    jobs = bench.engine.take_jobs(bench.now)
     assert jobs
     transactions.init_producer("two", bench.now, lambda _, identity: told.append(identity))
     for job in jobs:
         job.run()
-        bench.engine.sync_done(job, None, bench.now)
+        bench.engine.job_done(job, None, bench.now)
     assert len(told) == 1
     bench.turn()
     disk.power_loss((Persistence.NONE,))
@@ -275,9 +275,9 @@ def test_the_record_of_an_end_takes_no_place_even_before_it_is_written(
         bench.engine.tick(bench.now)
         depths.add(bench.engine.stats("q").depth)
         bench.engine.dispatch(bench.now)
-        for job in bench.engine.take_sync_jobs(bench.now):
+        for job in bench.engine.take_jobs(bench.now):
             job.run()
-            bench.engine.sync_done(job, None, bench.now)
+            bench.engine.job_done(job, None, bench.now)
             depths.add(bench.engine.stats("q").depth)
     last = bench.publish("b") if commits else [bench.publish("b"), bench.publish("c")][-1]
     bench.turn()

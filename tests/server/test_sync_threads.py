@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import SyncPoint
 from assay.reference_broker.server.sync_threads import SyncThreads
 from assay.reference_broker.storage.log import LogOptions
@@ -32,14 +32,14 @@ class Task:
             raise self._error
 
 
-def job(task: Task) -> SyncJob:
+def job(task: Task) -> BackgroundJob:
     store = LogQueueStore(MemoryDisk(), options=LogOptions())
-    return SyncJob(SyncPoint(store.open_queue(QueueConfig(name="q")).open_partition(0)), task)
+    return BackgroundJob(SyncPoint(store.open_queue(QueueConfig(name="q")).open_partition(0)), task)
 
 
 def test_results_and_errors_come_back_in_the_loops_thread() -> None:
     async def main() -> None:
-        done: dict[SyncJob, tuple[Exception | None, threading.Thread]] = {}
+        done: dict[BackgroundJob, tuple[Exception | None, threading.Thread]] = {}
         threads = SyncThreads(
             asyncio.get_running_loop(), lambda job, error: done.update({job: (error, threading.current_thread())})
         )
@@ -62,10 +62,10 @@ def test_results_and_errors_come_back_in_the_loops_thread() -> None:
 
 def test_the_loop_goes_on_while_a_sync_waits_and_drain_waits_for_it() -> None:
     async def main() -> None:
-        done: list[SyncJob] = []
+        done: list[BackgroundJob] = []
         first = asyncio.Event()
 
-        def on_done(finished: SyncJob, error: Exception | None) -> None:
+        def on_done(finished: BackgroundJob, error: Exception | None) -> None:
             done.append(finished)
             first.set()
 

@@ -13,9 +13,9 @@ from assay.faults.scenario import (
     FaultKind,
     QueueWorkload,
     Scenario,
+    ScenarioWorld,
     Settlement,
     Topology,
-    World,
     load_scenario,
     parse_scenario,
 )
@@ -28,7 +28,7 @@ from assay.sim.shrink import shrink, to_yaml, write_scenario
 MUTANT = "queue-reject-discards"
 BUSY = Scenario(
     name="busy",
-    worlds=(World.SIM,),
+    worlds=(ScenarioWorld.SIM,),
     topology=Topology(broker={"queues": {"defaults": {"partitions": 2, "delivery_timeout_s": 0.5}}}),
     workload=(
         QueueWorkload(

@@ -31,7 +31,7 @@ from assay.sim.fuzz.mutation import chunks, join, mutate, splice, split
 from assay.sim.fuzz.scram import ScramLogin
 from assay.sim.fuzz.setups import PASSWORD, SETUPS, USER
 from assay.sim.fuzz.shrink import repeat, shrink
-from assay.sim.fuzz.world import World
+from assay.sim.fuzz.world import FuzzWorld
 
 SEED = 20_261_128
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -281,7 +281,7 @@ def test_the_grammar_speaks_every_packet_of_a_client_in_both_versions() -> None:
 
 
 def test_a_user_logs_in_with_scram() -> None:
-    world = World("users", 1)
+    world = FuzzWorld("users", 1)
     login = ScramLogin(USER, PASSWORD, "n")
     world.do(Open(slot=0))
     method = "SCRAM-SHA-256"

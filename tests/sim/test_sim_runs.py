@@ -21,9 +21,9 @@ from assay.faults.scenario import (
     QueueWorkload,
     Scenario,
     ScenarioError,
+    ScenarioWorld,
     Settlement,
     Topology,
-    World,
     find_scenario,
     shipped_scenarios,
 )
@@ -40,7 +40,7 @@ from assay.sim.world import WorldProfile
 
 SMALL = Scenario(
     name="small",
-    worlds=(World.SIM,),
+    worlds=(ScenarioWorld.SIM,),
     topology=Topology(
         broker={
             "queues": {
@@ -253,7 +253,7 @@ def test_a_broker_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_scenario_for_real_processes_only_is_refused() -> None:
     with pytest.raises(ScenarioError, match="cannot be simulated"):
-        simulate(msgspec.structs.replace(SMALL, worlds=(World.REAL,)), 1)
+        simulate(msgspec.structs.replace(SMALL, worlds=(ScenarioWorld.REAL,)), 1)
 
 
 def test_a_run_leaves_history_trace_and_result(tmp_path: Path) -> None:

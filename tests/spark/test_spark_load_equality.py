@@ -126,7 +126,7 @@ def test_spark_and_memory_agree_on_random_runs(spark: SparkSession, tmp_path: Pa
     groups = merged(samples)
     verdicts = {}
     for load in PROFILE.workloads:
-        check = latency_check(PROFILE.targets[0], load, groups, PROFILE.phases)
+        check = latency_check(PROFILE.targets[0], load, groups, PROFILE.phases, {})
         assert check is not None
         verdicts[load.name] = check
     for per in ("workload", "queue"):

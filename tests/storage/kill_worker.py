@@ -33,13 +33,13 @@ from kill_fork import Voice, WrongError, live_and_die
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import (
+    BackgroundJob,
     Delivery,
     Outcome,
     QueueEngine,
     QueueError,
     QueueErrorCode,
     SettleRequest,
-    SyncJob,
 )
 from assay.reference_broker.queues.groups import group_state
 from assay.reference_broker.queues.jobs.store import LogRecord
@@ -196,7 +196,7 @@ class Life:
 
     def run(self) -> None:
         """Turns of the loop, with syncs in threads meanwhile."""
-        running: list[tuple[SyncJob, Future[None]]] = []
+        running: list[tuple[BackgroundJob, Future[None]]] = []
         with ThreadPoolExecutor(4) as threads:
             while True:
                 if self._has_few_files:
@@ -211,14 +211,14 @@ class Life:
                 now = time.time()
                 self._engine.tick(now)
                 self._engine.dispatch(now)
-                running += [(job, threads.submit(job.run)) for job in self._engine.take_sync_jobs(now)]
+                running += [(job, threads.submit(job.run)) for job in self._engine.take_jobs(now)]
                 done = [pair for pair in running if pair[1].done()]
                 running = [pair for pair in running if pair not in done]
                 for job, future in done:
                     error = future.exception()
                     if error is not None and not (self._has_few_files and isinstance(error, OSError)):
                         raise error
-                    self._engine.sync_done(job, error if isinstance(error, OSError) else None, now)
+                    self._engine.job_done(job, error if isinstance(error, OSError) else None, now)
 
 
 def live(folder: Path, life: int, seed: int, fault: str, voice: Voice) -> None:

@@ -82,9 +82,9 @@ class FullDisk:
             self.now += 0.5
             self.engine.tick(self.now)
             self.engine.dispatch(self.now)
-            for job in self.engine.take_sync_jobs(self.now):
+            for job in self.engine.take_jobs(self.now):
                 job.run()
-                self.engine.sync_done(job, None, self.now)
+                self.engine.job_done(job, None, self.now)
 
     def fill(self) -> None:
         for _ in range(1_000):

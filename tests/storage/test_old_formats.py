@@ -27,9 +27,9 @@ def turn(node: BrokerNode, now: float) -> None:
     for _ in range(6):
         node.tick(now)
         node.take_dirty(now)
-        for job in node.take_sync_jobs(now):
+        for job in node.take_jobs(now):
             job.run()
-            node.sync_done(job, None, now)
+            node.job_done(job, None, now)
 
 
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name.partition(".")[0])

@@ -11,7 +11,15 @@ import pytest
 from assay.reference_broker.config import Durability, QueuesConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueEngine, QueueError, SettleRequest, SyncJob
+from assay.reference_broker.queues import (
+    BackgroundJob,
+    Consumer,
+    Delivery,
+    Outcome,
+    QueueEngine,
+    QueueError,
+    SettleRequest,
+)
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.log import LogOptions
@@ -60,7 +68,7 @@ class Life:
             random.Random(self.sent),
             self.now,
         )
-        self.running: list[SyncJob] = []
+        self.running: list[BackgroundJob] = []
         self.held: dict[str, list[Delivery]] = {}
         self.consumers: dict[str, Consumer] = {}
 
@@ -136,12 +144,12 @@ class Life:
         """A turn of the loop, in which the disk finishes about this share of the syncs it has to do."""
         self.engine.tick(self.now)
         self.engine.dispatch(self.now)
-        self.running += self.engine.take_sync_jobs(self.now)
+        self.running += self.engine.take_jobs(self.now)
         running, self.running = self.running, []
         for job in running:
             if self.rng.random() < share:
                 job.run()
-                self.engine.sync_done(job, None, self.now)
+                self.engine.job_done(job, None, self.now)
             else:
                 self.running.append(job)
         self.engine.dispatch(self.now)

@@ -51,9 +51,9 @@ def test_who_is_not_of_the_group_reads_no_file(tmp_path: Path) -> None:
             QueueTopics(engine).publish(Message(topic="$queue/q", payload=b"x"), 1.0)
             engine.transactions.init_producer("app", 1.0, lambda error, identity: None)
             node.tick(1.0)
-            for job in node.take_sync_jobs(1.0):
+            for job in node.take_jobs(1.0):
                 job.run()
-                node.sync_done(job, None, 1.0)
+                node.job_done(job, None, 1.0)
             node.close(1.0)
         finally:
             os.umask(before)

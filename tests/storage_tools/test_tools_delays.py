@@ -42,9 +42,9 @@ class Life:
         for _ in range(4):
             self.engine.tick(self.now)
             self.engine.dispatch(self.now)
-            for job in self.engine.take_sync_jobs(self.now):
+            for job in self.engine.take_jobs(self.now):
                 job.run()
-                self.engine.sync_done(job, None, self.now)
+                self.engine.job_done(job, None, self.now)
 
     def delay(self, *delays: str) -> list[str]:
         told: list[str] = []

@@ -59,9 +59,9 @@ def _engine(folder: str, limit: int, now: float) -> QueueEngine:
 def _turn(engine: QueueEngine, now: float) -> None:
     engine.tick(now)
     engine.dispatch(now)
-    for job in engine.take_sync_jobs(now):
+    for job in engine.take_jobs(now):
         job.run()
-        engine.sync_done(job, None, now)
+        engine.job_done(job, None, now)
 
 
 def _schedule(engine: QueueEngine, pending: int, payload_bytes: int, first_ms: int) -> None:

@@ -88,10 +88,10 @@ def _turn(engine: QueueEngine) -> None:
     now = time.time()
     engine.tick(now)
     engine.dispatch(now)
-    while jobs := engine.take_sync_jobs(now):
+    while jobs := engine.take_jobs(now):
         for job in jobs:
             job.run()
-            engine.sync_done(job, None, now)
+            engine.job_done(job, None, now)
         engine.dispatch(now)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
-from assay.reference_broker.mqtt.sessions.queue_admin import Confirm
 from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with fast lanes.
+"""PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with fast ways.
 
 Packets that start with the same bytes (header, length, topic) form a run, which is found by comparing prefixes. A run
 whose receivers may all get the packets as they are, but for packet ids, is forwarded as one block: see ``runs``.
@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.ack_runs import ACK_LEVEL
 from assay.reference_broker.mqtt.connections import administration, handlers
 from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks
-from assay.reference_broker.mqtt.connections.queue_lanes import QueueLanes
+from assay.reference_broker.mqtt.connections.queue_batches import QueueBatches
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
 from assay.reference_broker.mqtt.queue_topics.publish_properties import wants_receipt
@@ -127,7 +127,7 @@ class Inbound(PublishAcks):
         """What is left of these."""
         self._plan_memory = connection.broker.plan_memory
         self._last_targets: _Targets | None = None
-        self._queue_lanes = QueueLanes(connection, self)
+        self._queue_batches = QueueBatches(connection, self)
         self.refused = b""
         """A chunk with a run that no lane took, and where that run ends: its packets are taken one by one, and none of
         them is looked at for a run again."""
@@ -149,7 +149,7 @@ class Inbound(PublishAcks):
 
     def let_go(self) -> None:
         """Nobody asks it anything any more: leave no reference cycle."""
-        del self._connection, self._queue_lanes
+        del self._connection, self._queue_batches
 
     def forget(self) -> None:
         """As :class:`Rememberer`: forget the plans."""
@@ -175,7 +175,7 @@ class Inbound(PublishAcks):
         self._plan_bytes += more
         self._plan_room += more - size
 
-    # -- the fast lanes ------------------------------------------------------------------------------------------
+    # -- the fast ways ------------------------------------------------------------------------------------------
 
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
         """Handle the PUBLISH at ``start`` and perhaps its like behind it; returns where they end."""
@@ -187,9 +187,9 @@ class Inbound(PublishAcks):
             if header == 0x32 and five and self._config.maximum_qos:
                 ended = 0
                 if data.endswith(ACK_LEVEL, body, topic_end):
-                    ended = self._queue_lanes.on_ack_run(data, start, body, topic_end, end, now)
+                    ended = self._queue_batches.on_ack_run(data, start, body, topic_end, end, now)
                 elif payload_at <= end and data.startswith(_QUEUE_START, body + 2):
-                    ended = self._queue_lanes.on_property_run(data, start, body, topic_end, end, now)
+                    ended = self._queue_batches.on_property_run(data, start, body, topic_end, end, now)
                 if ended:
                     return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
@@ -239,7 +239,9 @@ class Inbound(PublishAcks):
                     self.refused, self.refused_end = data, run_end
         elif plan.is_queue and qos == 1:
             prefix = data[start:topic_end]
-            run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
+            run_end = self._queue_batches.on_publish_run(
+                plan.topic, data, start, end, topic_end, payload_at, prefix, now
+            )
             if run_end:
                 return run_end
         self._on_plain(plan, qos, data, topic_end, payload_at, end, now)

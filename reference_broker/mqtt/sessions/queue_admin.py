@@ -16,14 +16,13 @@ from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.mqtt.queue_topics.admin_topics import perform_on_topic, reaches_admin, topic_of_stats
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.admin import admin as operations
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.access import Grants
     from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
-
-Confirm = Callable[[QueueError | None], None]
 
 
 class QueueAdmin:

@@ -1,4 +1,4 @@
-"""Requests as topics and JSON, and the rights that each needs.
+"""Requests about queues with JSON in and out, one handler each; what brings them is a protocol's.
 
 Knows everything; nothing here knows it.
 """

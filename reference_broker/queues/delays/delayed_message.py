@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, options_in_properties
 from assay.reference_broker.routing.message import Message
 
-DELAY_ID: Final = StoredAs.DELAYED.value
-"""The user property that names a delayed message."""
 _DUE = b"_due"
 _OPTIONS = b"_options"
 """``<partition>,<priority>``, either of them empty where the publisher asked for none."""

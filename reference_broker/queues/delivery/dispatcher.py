@@ -17,7 +17,7 @@ from assay.reference_broker.queues.groups.pending import (
     PendingEntry,
 )
 from assay.reference_broker.queues.groups.retry import exhausted_reason
-from assay.reference_broker.queues.jobs.agenda import MAX_WORK
+from assay.reference_broker.queues.jobs.agenda import MAX_WORK, NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.address import receipt_of
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
@@ -33,7 +33,6 @@ _SKIPS_PER_TURN = 2_048
 _MATCH_CACHE = 16_384
 _MATCHED: dict[tuple[str, str], bool] = {}
 """Whether a filter of a group matches a routing key, for all groups."""
-_NEVER = float("inf")
 
 
 class Dispatcher:
@@ -55,7 +54,7 @@ class Dispatcher:
         """Deliveries may go out several at once: nothing is to be looked at or told of each."""
         self._prefix = group.config.name + ":"
         timeout_s = group.config.delivery_timeout_s
-        self._timeout_s = timeout_s if timeout_s > 0 else _NEVER
+        self._timeout_s = timeout_s if timeout_s > 0 else NEVER
 
     def serve(self, now: float) -> None:
         """Give every consumer what it has room for, a few messages of each of its partitions in turn."""
@@ -241,7 +240,7 @@ class Dispatcher:
         """When the message that a place would deliver next came to the queue; None when there is none."""
         entry = place.first_waiting() if place.waiting else None
         if entry is not None and entry.deadline <= now:
-            return entry.enqueued_at if entry.enqueued_at != _NEVER else now
+            return entry.enqueued_at if entry.enqueued_at != NEVER else now
         partition = place.partition
         offset = place.cursor if partition.lanes is None else partition.lanes.next_in(place.lane, place.cursor)
         if offset >= partition.visible_end or (entry is not None and place.holds_back):
@@ -343,7 +342,7 @@ class Dispatcher:
         consumer.credit -= count
         if group.shared_limit:
             group.in_flight += count
-        if deadline != _NEVER:
+        if deadline != NEVER:
             group.timeouts += [(deadline, entry) for entry in entries]
             if deadline < group.wake_at:
                 group.agenda.wake(group, deadline)
@@ -425,7 +424,7 @@ class Dispatcher:
                 group.in_flight -= 1
             entry.consumer = None
             return False
-        if deadline != _NEVER:
+        if deadline != NEVER:
             group.timeouts.append((deadline, entry))
             if deadline < group.wake_at:
                 group.agenda.wake(group, deadline)

@@ -6,7 +6,6 @@ from enum import Enum
 
 import msgspec
 
-from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 
 MAX_DELIVERIES = 10_000
@@ -51,19 +50,6 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Refused unless it is the current one of the group."""
     within: TransactionKey | None = None
     """Accept: count when this transaction is committed."""
-
-    @classmethod
-    def of(
-        cls, delivery: Delivery, outcome: Outcome, *, reason: str = "", delay_s: float | None = None
-    ) -> SettleRequest:
-        """The settlement of one delivery."""
-        return cls(
-            outcome=outcome,
-            message_ids=(delivery.message_id,),
-            group=delivery.group,
-            reason=reason,
-            delay_s=delay_s,
-        )
 
 
 def format_ranges(offsets: list[int]) -> str:

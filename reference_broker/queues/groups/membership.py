@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group_state import GroupState
     from assay.reference_broker.queues.groups.pending import Consumer
-
-_NEVER = float("inf")
 
 
 class Membership:
@@ -25,7 +24,7 @@ class Membership:
         """Members without connection, in the order in which their sessions end."""
         self._received: dict[Consumer, None] = {}
         """Consumers with automatic commit that have something to commit."""
-        self._commit_at = _NEVER
+        self._commit_at = NEVER
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class Membership:
             self._commit(consumer)
         elif consumer not in self._received:
             self._received[consumer] = None
-            if self._commit_at == _NEVER:
+            if self._commit_at == NEVER:
                 self._commit_at = now + self._group.config.group.auto_commit_interval_s
                 self._group.agenda.wake(self._group, self._commit_at)
 
@@ -105,7 +104,7 @@ class Membership:
     def pass_time(self, now: float) -> None:
         """End sessions and commit what is due."""
         if self._commit_at <= now:
-            self._commit_at = _NEVER
+            self._commit_at = NEVER
             committing, self._received = self._received, {}
             for consumer in committing:
                 self._commit(consumer)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from assay.reference_broker.config import GroupConfig, RebalanceProtocol
 from assay.reference_broker.queues.groups.assignment import Assignment, assign
 from assay.reference_broker.queues.groups.pending import AssignmentEvent, EntryState
+from assay.reference_broker.queues.jobs.agenda import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from assay.reference_broker.queues.groups.group_state import GroupState
     from assay.reference_broker.queues.groups.pending import Consumer, GroupPartition, PendingEntry
-
-_NEVER = float("inf")
 
 
 class Move:
@@ -49,7 +48,7 @@ class Rebalance:
     @property
     def deadline(self) -> float:
         """When the first move is carried out in any case."""
-        return min((move.deadline for move in self.moves.values()), default=_NEVER)
+        return min((move.deadline for move in self.moves.values()), default=NEVER)
 
     @property
     def assignment(self) -> Assignment:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import SlowConsumerAction
+from assay.reference_broker.queues.jobs.agenda import NEVER
 
 if TYPE_CHECKING:
     from assay.reference_broker.config import SlowConsumerConfig
     from assay.reference_broker.queues.groups.group_state import GroupState
     from assay.reference_broker.queues.groups.pending import Consumer
-
-_NEVER = float("inf")
 
 
 class SlowConsumers:
@@ -34,14 +33,14 @@ class SlowConsumers:
         """Deliveries were made: who is full now?"""
         for consumer in self._group.consumers.values():
             full = consumer.in_flight > 0 and (consumer.blocked or consumer.in_flight >= consumer.limit)
-            if full and consumer.full_since == _NEVER:
+            if full and consumer.full_since == NEVER:
                 consumer.full_since = now
                 self._group.agenda.wake(self._group, now + self._config.after_s)
 
     def settled(self, consumer: Consumer) -> None:
         """The consumer let go of a delivery."""
         if not self.is_taking_back:
-            consumer.full_since = _NEVER
+            consumer.full_since = NEVER
 
     def pass_time(self, now: float) -> None:
         """Send away who has been full for too long, and ask to be woken for the next."""
@@ -49,7 +48,7 @@ class SlowConsumers:
         for consumer in list(group.consumers.values()):
             if consumer.full_since + after_s <= now:
                 self._send_away(consumer, now)
-            elif consumer.full_since != _NEVER:
+            elif consumer.full_since != NEVER:
                 group.agenda.wake(group, consumer.full_since + after_s)
 
     def _send_away(self, consumer: Consumer, now: float) -> None:

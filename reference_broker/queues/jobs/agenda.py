@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from assay.reference_broker.queues.jobs.confirms import SyncPoint
 
+NEVER: Final = float("inf")
+"""When what has no deadline is due, in Unix seconds."""
 MAX_WORK = 4_096
 """Messages that are delivered, taken back, moved or let go between two chances for others to be served."""
 _MAX_WAKES = 1_024

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import RetentionPolicy
 from assay.reference_broker.queues.limits.time_to_live import STEPS, TimeToLive
@@ -27,7 +28,6 @@ _LOOKED_AT = 4_096
 """Places of groups in partitions that one trim looks at."""
 _FREEING_S = 5.0
 """So long after somebody was refused for want of room, what is settled is freed."""
-_NEVER = float("inf")
 _MORE_DROPS = 8
 """Messages that one new one may drop beside the one whose room it takes."""
 
@@ -56,7 +56,7 @@ class QueueLimits(TimeToLive):
         """The partition that was looked at last."""
         self._to_trim = 0
         """How many still are to be."""
-        self._free_at = _NEVER
+        self._free_at = NEVER
         self._frees_until = float("-inf")
         self._retain_turn = 0
         """The first partition that has not had its turn in this round of retention."""
@@ -268,12 +268,12 @@ class QueueLimits(TimeToLive):
         """See :class:`Wakeable`."""
         if now >= self._free_at:
             self._to_trim = len(self._contents.partitions)
-            self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else _NEVER
+            self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else NEVER
             self._free_delays()
         if self._to_trim:
             self._trim_some()
         super().pass_time(now)
-        if self._free_at != _NEVER:
+        if self._free_at != NEVER:
             self.arm(self._free_at)
 
     def _follow(self, partition: QueuePartition) -> None:

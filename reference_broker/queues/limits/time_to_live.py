@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.stored_message import HIDDEN
 from assay.reference_broker.trace.schema import TraceKind
@@ -32,7 +33,6 @@ STEPS = 4_096
 """Messages that may be on their way to dead letters which do not take them, and copies of them looked at in one go."""
 _SWEEP_INTERVAL_S = 0.1
 """Expired messages nobody asks for are let go of this often at most."""
-_NEVER = float("inf")
 
 
 class TimeToLive:
@@ -42,7 +42,7 @@ class TimeToLive:
         self._contents = contents
         self._letters = letters
         self._agenda = agenda
-        self.wake_at = _NEVER
+        self.wake_at = NEVER
         """See :class:`Wakeable`: when something expires."""
         self.expired = 0
         """Messages that expired while the queue had no group."""
@@ -61,12 +61,12 @@ class TimeToLive:
         if self._agenda.room <= 0:
             # There is more to do, for which this turn has no room.
             self.arm(now)
-        elif next_at != _NEVER:
+        elif next_at != NEVER:
             self.arm(max(next_at, now + _SWEEP_INTERVAL_S))
 
     def _pass_expired(self, now: float) -> float:
         """Pass what is expired at the front; returns when the next will be, or ``now`` when there is more to do."""
-        next_at = _NEVER
+        next_at = NEVER
         groups, agenda = self._contents.groups, self._agenda
         for group in _from(list(groups.values()), self._group_turn):
             if agenda.room <= 0:
@@ -100,7 +100,7 @@ class TimeToLive:
 
     def _expire_within(self, now: float) -> float:
         """Mark what expired behind messages that live longer."""
-        next_at = _NEVER
+        next_at = NEVER
         for partition in self._contents.partitions:
             expiry = partition.expiry
             if expiry is None:
@@ -144,7 +144,7 @@ class TimeToLive:
             place = home.lanes[stored.lane] if home.lanes is not None else home
             if offset < place.cursor:
                 entry = place.pending.get(offset)
-                if entry is not None and entry.state is EntryState.DELIVERED and entry.deadline != _NEVER:
+                if entry is not None and entry.state is EntryState.DELIVERED and entry.deadline != NEVER:
                     expiry.add(offset, max(entry.deadline, now + _SWEEP_INTERVAL_S))
                 continue
             if was_gone:
@@ -181,7 +181,7 @@ class TimeToLive:
                         break
                     if stored is not None and stored.expires_at <= now:
                         self.expire_entry(group, entry, now)
-        return _NEVER
+        return NEVER
 
     @property
     def _to_dead_letters(self) -> bool:

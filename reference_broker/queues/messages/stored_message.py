@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 from assay.reference_broker.queues.messages.address import topic_of
 from assay.reference_broker.queues.messages.control_records import (
@@ -54,7 +55,6 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """Its :class:`Priority`, as the queue took it."""
 
 
-_NEVER = float("inf")
 HIDDEN = StoredMessage(Message(topic="", payload=b""), "", "", 0.0, float("-inf"), 0)
 """Takes the place of a record that nobody may get: a control record, or one of an aborted transaction. It has always
 expired, so that the path of a delivery need not look for it."""
@@ -124,7 +124,7 @@ class MessageCodec:
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
-        expires_at = message_expires_at or _NEVER
+        expires_at = message_expires_at or NEVER
         return min(expires_at, enqueued_at + self.ttl_s) if self.ttl_s > 0 else expires_at
 
     def headers(self, message: Message, routing_key: str, lane: int = NORMAL) -> tuple[Headers, str]:

@@ -16,6 +16,7 @@ import msgspec
 from assay.reference_broker.queues.dead_letters.dead_letters import PRIORITY, replayed_message
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.groups.take_up import take_up
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_PREFIX,
@@ -39,7 +40,6 @@ MAX_AHEAD: Final = 10_000
 """How far behind the first letter that a group has not got a single one may be."""
 _PAUSE_S: Final = 1.0
 _MAX_PAUSES: Final = 60
-_NEVER: Final = float("inf")
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class Replay:
         is_deleted: Callable[[], bool],
     ) -> None:
         """``ranges``: partition, first offset and end of what to send back. ``is_deleted``: the source is gone."""
-        self.wake_at = _NEVER
+        self.wake_at = NEVER
         self._source = source
         self._target = target
         self._agenda = agenda

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.confirms import SyncPoint, sync_now
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import NewRecord
@@ -37,7 +38,6 @@ RESTATE_ABOVE_BYTES: Final = 256 * 1024
 _RESTATE_FACTOR: Final = 4
 """And so many times what it took the last time."""
 _RETRY_S: Final = 1.0
-_NEVER: Final = float("inf")
 
 
 class Departures:
@@ -45,7 +45,7 @@ class Departures:
 
     def __init__(self, files: QueueFiles, agenda: Agenda, partitions: Sequence[QueuePartition]) -> None:
         """Open what there is; the partitions begin behind what is gone. Raises :class:`LogError`."""
-        self.wake_at = _NEVER
+        self.wake_at = NEVER
         self._files = files
         self._agenda = agenda
         self._partitions = partitions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import Durability, Ordering
 from assay.reference_broker.queues.groups.contents import QueueContents
-from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.agenda import NEVER, Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import NewRecord, QueueFiles
@@ -33,7 +33,6 @@ from assay.reference_broker.routing.remembered import SharedMemory
 if TYPE_CHECKING:
     from assay.reference_broker.queues.delays.delays import Delays
 
-_NEVER = float("inf")
 _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
 _RUN_MESSAGES = 8
@@ -153,7 +152,7 @@ class EnqueuePath:
         headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
-        expires_at = _NEVER
+        expires_at = NEVER
         if message.expires_at or self._codec.ttl_s > 0:
             expires_at = self._codec.expiry(enqueued_at, message.expires_at)
             if expires_at < self.limits.wake_at:

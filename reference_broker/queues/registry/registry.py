@@ -26,6 +26,7 @@ from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.dead_letters.dead_letters import dead_letter_config
 from assay.reference_broker.queues.groups.delivery import QueueUsage
 from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import (
     LogError,
@@ -35,7 +36,6 @@ from assay.reference_broker.queues.jobs.errors import (
     raise_if_not_tried,
 )
 from assay.reference_broker.queues.jobs.store import QueueStore, RecoveryNote
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_PREFIX,
     check_queue_name,
@@ -439,7 +439,7 @@ class QueueRegistry:
     def _removed(self, name: str) -> None:
         del self.removals[name]
 
-    def removal_jobs(self) -> list[SyncJob]:
+    def removal_jobs(self) -> list[BackgroundJob]:
         """Removals that can begin now."""
         return [removal.start() for removal in self.removals.values() if removal.is_ready]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.sync_job import SyncJob
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.pending import Consumer
@@ -37,7 +37,7 @@ def check_removable(queue: DurableQueue) -> None:
 
 
 class Removal:
-    """Implements :class:`assay.reference_broker.queues.jobs.sync_job.JobPoint`: the end of one queue."""
+    """Implements :class:`assay.reference_broker.queues.jobs.background_job.JobPoint`: the end of one queue."""
 
     def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Confirm | None) -> None:
         """Cut the queue off. ``on_done`` is called once nothing of it is left, or with the error."""
@@ -82,12 +82,12 @@ class Removal:
         """Nothing is running in its logs, and nothing was begun."""
         return not self.started and not any(point.is_syncing for point in self._points)
 
-    def start(self) -> SyncJob:
+    def start(self) -> BackgroundJob:
         """Close the logs; the job removes the files."""
         self.started = True
         for point in self._points:
             point.close_log()
-        return SyncJob(self, self.queue.removal())
+        return BackgroundJob(self, self.queue.removal())
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """See :class:`JobPoint`."""

@@ -59,9 +59,9 @@ class Client:
         for _ in range(3):
             self.node.tick(self.now)
             self.node.take_dirty(self.now)
-            for job in self.node.take_sync_jobs(self.now):
+            for job in self.node.take_jobs(self.now):
                 job.run()
-                self.node.sync_done(job, None, self.now)
+                self.node.job_done(job, None, self.now)
         return self.end.take_output()
 
     def publish(self, topic: str, payload: str, qos: int = 1, *, retain: bool = False, **properties: str) -> bytes:

@@ -1,6 +1,6 @@
-"""The fast lanes of queue clients: runs of publishes to a queue, plain or with user properties, and of ``$ack`` ones.
+"""The fast ways of queue clients: runs of publishes to a queue, plain or with user properties, and of ``$ack`` ones.
 
-What a lane does not take, because it is not plain, not allowed or may fail, goes the general way packet by packet,
+What they do not take, because it is not plain, not allowed or may fail, goes the general way packet by packet,
 which also finds out what is wrong with it.
 """
 
@@ -39,8 +39,8 @@ _MOST = 2_048
 """Packets of a run: a turn ends between runs."""
 
 
-class QueueLanes:
-    """The lanes of one client."""
+class QueueBatches:
+    """Those of one client."""
 
     def __init__(self, connection: MqttConnection, inbound: Inbound) -> None:
         self._connection = connection

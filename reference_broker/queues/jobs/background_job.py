@@ -16,7 +16,7 @@ class JobPoint(Protocol):
         """The job ended; returns what to call now, and with what."""
 
 
-class SyncJob:
+class BackgroundJob:
     """One blocking task. Run it in any thread or charge it to a simulated disk, then tell the engine."""
 
     __slots__ = ("_task", "point", "retry_at", "tries")

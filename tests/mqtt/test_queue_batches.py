@@ -1,4 +1,4 @@
-"""The fast lanes of queue clients do what the general way does: bytes in one chunk and packet by packet end alike."""
+"""The fast ways of queue clients do what the general way does: bytes in one chunk and packet by packet end alike."""
 
 from __future__ import annotations
 
@@ -172,11 +172,11 @@ def test_what_waits_for_the_disk_is_answered_alike(what: str, version: int, erro
         life = Life(whole=whole, version=version, config=config, disk=MemoryDisk())
 
         def sync(life: Life, problem: OSError | None) -> bool:
-            jobs = life.node.take_sync_jobs(NOW)
+            jobs = life.node.take_jobs(NOW)
             for job in jobs:
                 if problem is None:
                     job.run()
-                life.node.sync_done(job, problem, NOW)
+                life.node.job_done(job, problem, NOW)
             life.send(life.publisher, [])
             return bool(jobs)
 
