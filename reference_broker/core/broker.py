@@ -224,15 +224,17 @@ class Broker:
     ) -> None:
         """Enqueue what a client publishes, if it may: its tenant, quotas and producer. ``client`` None = the broker.
 
+        Access rules are asked before by its protocol, in the names that its client writes (:class:`AccessControl`).
         ``on_confirmed`` is called once, now or after a sync. See :meth:`QueueEngine.publish`.
         """
         try:
             if client is not None and self.tenants is not None:
                 self.tenants.check_reach(client, address)
-                if client.tenant is not None:
-                    client.tenant.check_publish(message, options, self.engine, now)
             if options is not None and options.producer_id is not None:
                 self.check_producer(options.producer_id, client)
+            if client is not None and client.tenant is not None and self.tenants is not None:
+                # Last, since it charges for what is published.
+                client.tenant.check_publish(message, options, self.engine, now)
             self.engine.publish(address, message, now, on_confirmed, on_stored, options)
         except QueueError as error:
             on_confirmed(error.bare())

@@ -124,3 +124,23 @@ def test_and_go_on_when_time_has_passed(make_world: type[World], pause_s: float)
     assert len(client.publishes()) == 2
     world.wait(pause_s)
     assert len(client.publishes()) == 2 + 2 * pause_s
+
+
+def test_a_client_whose_tenant_was_taken_away_speaks_for_nobody(make_world: type[World]) -> None:
+    """It is disconnected soon; what it says before that is taken by its own names."""
+    world = make_world(config())
+    client = world.connect("acme-1")
+    assert send(client, "$queue/q").reason == 0
+    world.node.state.tenants = None
+    assert send(client, "$queue/q", ("receipt", "1")).properties.user_property == (("message-id", "q:0:0"),)
+    assert world.node.engine.queues() == ["acme.q", "q"]
+
+
+def test_what_is_refused_for_its_producer_is_not_charged(make_world: type[World]) -> None:
+    world = make_world(config(publish_messages_per_s=2))
+    other, client = world.connect("bee-1"), world.connect("acme-1")
+    told = dict(send(other, "$txn/init", ("transactional-id", "x")).properties.user_property)
+    foreign = tuple(told.items())
+    for _ in range(5):
+        assert send(client, "$queue/q", *foreign, ("sequence", "0")).reason == Reason.NOT_AUTHORIZED
+    assert [send(client, "$queue/q").reason for _ in range(3)] == [0, 0, Reason.QUOTA_EXCEEDED]

@@ -596,10 +596,12 @@ class MqttBroker(Broker):
         ``on_stored``: see :meth:`QueueEngine.publish`.
         """
         try:
-            topic = self.topics.read(message.topic if self.tenants is None else _own_topic(message.topic, publisher))
-            if publisher is not None and publisher.tenant is not None:
-                message = publisher.tenant.message_in(message, names_ids=topic.verb is not None)
-                on_stored = told_out(publisher.tenant, on_stored)
+            # One whose tenant was taken away goes without until it is disconnected.
+            tenant = None if publisher is None or self.tenants is None else publisher.tenant
+            topic = self.topics.read(message.topic if tenant is None else tenant.topic_in(message.topic))
+            if tenant is not None:
+                message = tenant.message_in(message, names_ids=topic.verb is not None)
+                on_stored = told_out(tenant, on_stored)
             queue, properties = topic.address.queue, message.user_properties
             if topic.verb is None:
                 options = parse_options(properties) if properties else None
@@ -697,8 +699,3 @@ class MqttBroker(Broker):
             if self.work >= MAX_TAKEN_OUT or not self.timers.fire_next(now):
                 break
         self.engine.tick(now)
-
-
-def _own_topic(topic: str, client: Client | None) -> str:
-    """With the engine's name of the queue that a client names."""
-    return topic if client is None or client.tenant is None else client.tenant.topic_in(topic)
