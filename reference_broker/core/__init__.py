@@ -7,7 +7,7 @@ like a sync: the connection waits in ``Phase.VERIFYING`` and reads nothing meanw
 ``mqtt.connections.enhanced_auth`` carries SCRAM in AUTH packets, and CONNACK waits in ``Phase.AUTHENTICATING``.
 ``core.access`` compiles the rules into ``Grants`` when a client connects. PUBLISH, wills and SUBSCRIBE ask them;
 deliveries need not, since a filter is granted only if all it reaches is allowed. A session belongs to its user.
-``queues.admin.rights`` has a row for each operation on queues, which drives the checks and which a test walks.
+``core.queue_rights`` has a row for each operation on queues, which drives the checks and which a test walks.
 ``BrokerNode.reload`` takes other users, rules and tenants; ``mqtt.sessions.access_review`` then, at a start and when a
 session returns asks again about all that was granted, in portions.
 
@@ -20,5 +20,4 @@ Figures and limits. ``core.traffic`` counts once a chunk, run or turn; ``mqtt.se
 into ``$SYS`` messages only while somebody subscribes. ``mqtt.connections.throttle`` stands before the input of a client
 with a publish rate and holds back what is not paid for; the driver sees ``wants_pause``. ``core.rates`` holds the
 buckets.
-
 """

@@ -162,11 +162,11 @@ class Broker:
         retain = message.retain
         own: object | None = publisher
         for merged in entries:
-            session = merged.subscriber
-            entry = merged.own if session is own else merged
+            subscriber = merged.subscriber
+            entry = merged.own if subscriber is own else merged
             if entry is None:
                 continue
-            session.deliver(
+            subscriber.deliver(
                 message,
                 qos if qos < entry.qos else entry.qos,
                 retain and entry.retain_as_published,

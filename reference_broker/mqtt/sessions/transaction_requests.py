@@ -40,7 +40,7 @@ def request(
     """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
 
     ``may_publish`` tells whether the client itself may publish to a topic: its response topic, or a queue that it names
-    (see :mod:`assay.reference_broker.queues.admin.rights`). The names of a tenant are its own: it reaches no producer
+    (see :mod:`assay.reference_broker.core.queue_rights`). The names of a tenant are its own: it reaches no producer
     and no transaction of others. Nor does a user those of another user.
     """
     tenant = session.tenant

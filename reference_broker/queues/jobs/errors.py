@@ -34,7 +34,7 @@ class QueueErrorCode(StrEnum):
     BAD_ADDRESS = "bad_address"
     """The topic, pattern, message id or option is malformed."""
     BAD_OPTION = "bad_option"
-    """A publish option (a user property) has a value that cannot be honoured."""
+    """An option of a publish, such as a delay or a priority, has a value that cannot be honoured."""
     UNKNOWN_QUEUE = "unknown_queue"
     EXISTS = "exists"
     """There is a queue of that name, configured otherwise."""
