@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt.batches.property_runs import PropertyRun, PropertyRunReader
+from assay.reference_broker.mqtt.batches.publish_batches import PublishBatch, PublishBatchReader
 from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.store import NewRecord
-from assay.reference_broker.queues.queue.queue import DurableQueue
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.queues.messages.address import QueueAddress
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
@@ -23,24 +23,41 @@ Original = Callable[..., Any]
 @mutant("queue-burst-shares-properties", "publishes that come together get the user properties of the first")
 def shares_properties(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def read(self: PropertyRunReader, *args: Any) -> PropertyRun:
-            run: PropertyRun = original(self, *args)
-            return run._replace(properties=run.properties[:1] * len(run.properties))
+        def read(self: PublishBatchReader, *args: Any, **more: Any) -> PublishBatch:
+            batch: PublishBatch = original(self, *args, **more)
+            pairs = batch.properties
+            return batch if pairs is None else batch._replace(properties=pairs[:1] * len(pairs))
 
         return read
 
-    patch.wrap(PropertyRunReader, "read", make)
+    patch.wrap(PublishBatchReader, "read", make)
 
 
 @mutant("queue-burst-reversed", "publishes that come together are enqueued from the last to the first")
 def reversed_run(patch: Patch) -> None:
+    def change(batch: MessageBatch) -> MessageBatch:
+        return batch._replace(messages=batch.messages[::-1], payloads=batch.payloads[::-1])
+
+    _change_batches(patch, change)
+
+
+@mutant("queue-burst-shares-a-key", "publishes that come together get the routing key of the first")
+def shares_a_key(patch: Patch) -> None:
+    def change(batch: MessageBatch) -> MessageBatch:
+        origins = batch.origins
+        return batch if isinstance(origins, Origin) else batch._replace(origins=origins[0])
+
+    _change_batches(patch, change)
+
+
+def _change_batches(patch: Patch, change: Callable[[MessageBatch], MessageBatch]) -> None:
     def make(original: Original) -> Original:
-        def publish_keyed(self: DurableQueue, routing_key: str, messages: Sequence[Message], *rest: Any) -> bool:
-            return bool(original(self, routing_key, messages[::-1], *rest))
+        def publish_batch(self: QueueEngine, address: QueueAddress, batch: MessageBatch, *rest: Any) -> bool:
+            return bool(original(self, address, change(batch), *rest))
 
-        return publish_keyed
+        return publish_batch
 
-    patch.wrap(DurableQueue, "publish_keyed", make)
+    patch.wrap(QueueEngine, "publish_batch", make)
 
 
 @mutant("queue-burst-ids-shifted", "deliveries that go out together name each the message behind their own")
@@ -90,18 +107,14 @@ def burst_shares_a_buffer(patch: Patch) -> None:
     patch.wrap(SegmentedLog, "append", make)
 
 
-@mutant("queue-burst-repeats-a-message", "of plain messages that come together the last is stored as the one before it")
+@mutant("queue-burst-repeats-a-message", "of messages that come together the last is stored as the one before it")
 def repeats_a_message(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def publish_run(
-            self: DurableQueue, routing_key: str, messages: Sequence[Message], *rest: Any, **more: Any
-        ) -> bool:
-            shared = [*messages[:-1], messages[max(0, len(messages) - 2)]]
-            return bool(original(self, routing_key, shared, *rest, **more))
+    def change(batch: MessageBatch) -> MessageBatch:
+        last = max(0, len(batch.messages) - 2)
+        messages, payloads = batch.messages, batch.payloads
+        return batch._replace(messages=[*messages[:-1], messages[last]], payloads=[*payloads[:-1], payloads[last]])
 
-        return publish_run
-
-    patch.wrap(DurableQueue, "publish_run", make)
+    _change_batches(patch, change)
 
 
 @mutant("queue-burst-settlements-unwritten", "of acknowledgements that come together the log gets the last only")

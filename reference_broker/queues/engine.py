@@ -23,7 +23,9 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, S
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.messages.address import QueueAddress, is_dead_letter
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.queues.messages.publish_options import PublishOptions, TransactionKey
+from assay.reference_broker.queues.messages.stored_message import is_plain_but_for_user_properties
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
 from assay.reference_broker.queues.operations.queue_operations import QueueOperations
 from assay.reference_broker.queues.operations.replay import DeadLetterOperations
@@ -36,6 +38,8 @@ from assay.reference_broker.trace.schema import Tracer
 
 MAX_CONFIRMS = 4_096
 """Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
+_FEWEST = 8
+"""Fewer messages are not worth a batch."""
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
@@ -166,13 +170,27 @@ class QueueEngine(QueueOperations):
     ) -> None:
         """As :meth:`publish` for each, in order, with one confirm: once all are decided, with the first error.
 
-        Faster when the messages have no properties; those without a key then go to partitions in blocks. Never raises:
-        what is refused at once shows in the confirm, and the others are enqueued all the same. ``options``: of each
-        message; None = nobody asks for anything.
+        Faster where the messages have user properties at most; those without a key then go to partitions in blocks.
+        Never raises: what is refused at once shows in the confirm, and the others are enqueued all the same.
+        ``options``: of each message; None = nobody asks for anything.
         """
         joint = JointConfirm(on_confirmed or ignore)
-        asked = options is not None and any(options)
-        if asked or not self.publish_run(address, messages, now, lambda _: joint.part()):
+        is_batch = (
+            len(messages) >= _FEWEST
+            and not (options is not None and any(options))
+            and all(map(is_plain_but_for_user_properties, messages))
+        )
+        if is_batch:
+            key = address.routing_key
+            properties = [message.user_properties for message in messages]
+            batch = MessageBatch(
+                messages,
+                [message.payload for message in messages],
+                properties if any(properties) else None,
+                [Origin(message.topic, message.publisher, key) for message in messages],
+            )
+            is_batch = self.publish_batch(address, batch, now, lambda _: joint.part())
+        if not is_batch:
             for message, wanted in zip(messages, options or repeat(None), strict=False):
                 confirm = joint.part()
                 try:
@@ -183,52 +201,24 @@ class QueueEngine(QueueOperations):
                     confirm(error)
         joint.close()
 
-    def publish_run(
-        self,
-        address: QueueAddress,
-        messages: Sequence[Message],
-        now: float,
-        part: Callable[[int], Confirm],
-        *,
-        alike: bool = False,
+    def publish_batch(
+        self, address: QueueAddress, batch: MessageBatch, now: float, part: Callable[[Sequence[int]], Confirm]
     ) -> bool:
-        """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly.
-
-        ``part`` is told the size of each block, in order, and gives its confirm. ``alike``: they differ in their
-        payloads alone, which are of one size.
-        """
-        queue = self._taker_of_runs(address, now)
-        if queue is None or not self._has_memory(queue, messages, alike=alike):
-            return False
-        return queue.publish_run(address.routing_key, messages, now, part, alike=alike)
-
-    def publish_keyed(
-        self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
-    ) -> bool:
-        """As :meth:`publish_run` for messages of one topic and publisher with user properties, none of them an option.
+        """Enqueue messages that certainly fit; False, with nothing done, when they must go singly.
 
         ``part`` is told the positions of the messages that go to one partition, and gives their confirm.
         """
-        queue = self._taker_of_runs(address, now)
-        if queue is None or not self._has_memory(queue, messages, alike=False):
-            return False
-        return queue.publish_keyed(address.routing_key, messages, now, part)
-
-    def _has_memory(self, queue: DurableQueue, messages: Sequence[Message], *, alike: bool) -> bool:
-        """Whether a run certainly fits into what queues in memory may hold."""
-        if self.memory is None or not queue.volatile:
-            return True
-        first, count = messages[0], len(messages)
-        # The others have about as much beside their payloads; an estimate will do until it is counted.
-        size = count * max(memory_bytes(first) - len(first.payload), MESSAGE_OVERHEAD_BYTES)
-        payload_bytes = count * len(first.payload) if alike else sum([len(message.payload) for message in messages])
-        return self.memory.admit_run(size + payload_bytes)
-
-    def _taker_of_runs(self, address: QueueAddress, now: float) -> DurableQueue | None:
         self._agenda.now = now
-        if self._closed or address.bound:
-            return None
-        return self._queues.get(address.queue)
+        queue = None if self._closed or address.bound else self._queues.get(address.queue)
+        if queue is None:
+            return False
+        if self.memory is not None and queue.volatile:
+            # The others have about as much beside their payloads; an estimate will do until it is counted.
+            first = batch.messages[0]
+            overhead_bytes = max(memory_bytes(first) - len(first.payload), MESSAGE_OVERHEAD_BYTES)
+            if not self.memory.admit_run(overhead_bytes * len(batch.payloads) + sum(map(len, batch.payloads))):
+                return False
+        return queue.publish_batch(batch, now, part)
 
     @property
     def has_pressure(self) -> bool:

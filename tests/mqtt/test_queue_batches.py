@@ -23,7 +23,7 @@ from assay.reference_broker.mqtt.queue_topics.delivery_properties import deliver
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import Delivery
+from assay.reference_broker.queues import Delivery, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -97,15 +97,22 @@ def _both(publishes: Sequence[bytes], acks: Sequence[bytes], *, version: int = 5
     return lives
 
 
-publishes = st.lists(
-    st.builds(
+TOPICS = ["$queue/q"] * 9 + ["$queue/q/key"] * 9 + ["$queue/q/another/key", "$queue/other", "$queue/q/$ack"]
+
+
+def _publishes(version: int, ids: Sequence[int], topics: Sequence[str]) -> st.SearchStrategy[list[bytes]]:
+    packet = st.builds(
         _publish,
-        st.sampled_from([*range(1, 40), 0]),
-        payload=st.sampled_from([b"x", b"y", b"", bytes(150), bytes(201)]),
-        topic=st.sampled_from(["$queue/q"] * 9 + ["$queue/q/key", "$queue/q/$ack"]),
-    ),
-    max_size=50,
-)
+        st.sampled_from(ids),
+        payload=st.sampled_from([b"x", b"y", b"", bytes(130), bytes(150), bytes(201)]),
+        topic=st.sampled_from(topics),
+        version=st.just(version),
+    )
+    return st.lists(packet, max_size=50)
+
+
+publishes = _publishes(5, [*range(1, 40)] * 2 + [0], TOPICS)
+mixed = _publishes(5, range(1, 60), TOPICS[:-2])
 plain_runs = st.builds(
     lambda count, size: [_publish(number + 1, payload=bytes(size)) for number in range(count)],
     st.integers(0, 50),
@@ -147,17 +154,16 @@ in_order = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.one_of(plain_runs, publishes), st.one_of(in_order, acks))
+@given(st.one_of(plain_runs, mixed, publishes), st.one_of(in_order, acks))
 def test_one_chunk_and_single_packets_end_alike(published: list[bytes], settled: list[bytes]) -> None:
     whole, single = _both(published, settled)
     assert whole.seen() == single.seen()
 
 
 @settings(max_examples=30, deadline=None)
-@given(plain_runs)
+@given(_publishes(4, range(1, 40), TOPICS))
 def test_so_they_do_in_311(published: list[bytes]) -> None:
-    run = [_publish(number + 1, payload=b"x" * len(packet), version=4) for number, packet in enumerate(published)]
-    whole, single = _both(run, [], version=4)
+    whole, single = _both(published, [], version=4)
     assert whole.seen() == single.seen()
 
 
@@ -212,21 +218,22 @@ def test_what_waits_for_the_disk_is_answered_alike(what: str, version: int, erro
         assert not output
 
 
-def test_a_run_takes_the_lane_and_its_limits_are_those_of_single_packets() -> None:
+def test_a_batch_is_taken_as_one_and_its_limits_are_those_of_single_packets() -> None:
     life = Life(whole=True)
-    taken: list[int] = []
     engine = life.node.engine
-    original = engine.publish_run
+    taken: list[bool] = []
 
-    def publish_run(*arguments: object, **more: bool) -> bool:
-        done = original(*arguments, **more)  # type: ignore[arg-type]
-        taken.append(done)
-        return done
+    def publish_batch(*arguments: object) -> bool:
+        taken.append(QueueEngine.publish_batch(engine, *arguments))  # type: ignore[arg-type]
+        return taken[-1]
 
-    engine.publish_run = publish_run  # type: ignore[method-assign]
-    life.send(life.publisher, [_publish(number + 1) for number in range(30)])
+    engine.publish_batch = publish_batch  # type: ignore[method-assign]
+    topics = ("$queue/q", "$queue/q/key", "$queue/q/another/key")
+    sent = [_publish(number + 1, payload=bytes(number), topic=topics[number % 3]) for number in range(30)]
+    life.send(life.publisher, sent)
+    # Whatever they are like: topics of one queue, payloads of any size.
     assert taken == [True]
-    # Ten more would fit; the run must not be refused as a whole.
+    # Ten more would fit; the batch must not be refused as a whole.
     life.send(life.publisher, [_publish(number + 1) for number in range(20)])
     assert taken == [True, False]
     stats = engine.stats("q")
@@ -278,7 +285,7 @@ def test_beside_tenants_the_lanes_serve_who_has_none_and_reach_no_tenant(queue: 
     seen = []
     for whole in (True, False):
         life = Life(whole=whole, config=BrokerConfig(queues=queues, acl=AclConfig(rules=(rule,))))
-        with mock.patch.object(life.node.engine, "publish_run", wraps=life.node.engine.publish_run) as runs:
+        with mock.patch.object(life.node.engine, "publish_batch", wraps=life.node.engine.publish_batch) as runs:
             life.send(life.publisher, [_publish(number + 1, topic=f"$queue/{queue}") for number in range(20)])
         assert runs.called == (whole and queue == "q")
         pairs = [(("message-id", f"{queue}:0:{number}"), ("group-id", "g")) for number in range(20)]

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError
-from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
@@ -101,24 +99,6 @@ def test_a_run_ends_before_what_is_not_to_be_acknowledged(bench_with: BenchWith)
     bench.turn()
     assert len(mine.got) == len(other.got) == 6
     assert bench.engine.stats("q").groups[0].ack_floors == (3,)
-
-
-def test_publishes_that_are_alike_are_stored_as_others(bench_with: BenchWith) -> None:
-    stored = []
-    for alike in (True, False):
-        bench = bench_with(MemoryDisk(), partitions=3)
-        messages = [Message(topic="$queue/q/k", payload=b"%05d" % number, publisher="p") for number in range(100)]
-        done = Done()
-        address = QueueTopics(bench.engine).address("$queue/q/k")
-        bench.engine.publish_many(address, messages[:1], bench.now)
-        assert bench.engine.publish_run(address, messages, bench.now, done.begin, alike=alike)
-        large = [Message(topic="$queue/q/k", payload=bytes(2_000_000))] * 8
-        assert not bench.engine.publish_run(address, large, bench.now, done.begin, alike=alike)
-        bench.advance(2.0)
-        assert (sum(done.sizes), done.calls) == (100, [None] * len(done.sizes))
-        stored.append((bench.engine.browse("q", 200), done.sizes))
-    assert [repr(each) for each in stored[0][0]] == [repr(each) for each in stored[1][0]]
-    assert stored[0][1] == stored[1][1]
 
 
 def test_acks_that_are_told_together_are_logged_as_those_told_alone() -> None:

@@ -47,12 +47,16 @@ async def _send(ctx: CaseContext, client: Connection, packets: list[Publish]) ->
 
 
 async def _publish(ctx: CaseContext, queue: str) -> list[Publish]:
-    """The first message makes the queue; the others come together."""
     publisher = await ctx.connect(version=5, name="publisher")
     packets = _publishes(publisher, queue)
+    await _accepted(ctx, publisher, packets)
+    return packets
+
+
+async def _accepted(ctx: CaseContext, publisher: Connection, packets: list[Publish]) -> None:
+    """The first message makes the queue; the others come together."""
     for puback in [*await _send(ctx, publisher, packets[:1]), *await _send(ctx, publisher, packets[1:])]:
         ctx.must(puback.reason_code < 0x80, f"publisher: expected the publish to be accepted; seen {puback}")
-    return packets
 
 
 @case(
@@ -99,6 +103,37 @@ async def order(ctx: CaseContext) -> None:
         seen = [each.payload for each in found if property_of(ctx, each, "partition-key") == key]
         wanted = [each.payload for number, each in enumerate(packets) if _key(number) == key]
         ctx.must(seen == wanted, f"consumer: expected {wanted} of {key} in this order; seen {seen}")
+
+
+@case(
+    "queue/bursts/each-message-keeps-its-topic",
+    clauses=("Q-ADDR-02", "Q-ADDR-10"),
+    requires=("queues",),
+    mutant="queue-burst-shares-a-key",
+    near_miss="queue-one-batch-per-message",
+)
+async def topics(ctx: CaseContext) -> None:
+    """Messages that were published in one write, with routing keys and without, come on their own topics.
+
+    Sixty messages of any size are published to three topics of a queue, in no order. A consumer gets each of them
+    once, on the topic that it was published to.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    packets = [
+        Publish(
+            topic=f"$queue/{queue}{ctx.rng.choice(('', '/red', '/red/large'))}",
+            payload=b"number %02d" % number + b"x" * ctx.rng.choice((0, 7, 120, 130)),
+            qos=1,
+            packet_id=publisher.next_packet_id(),
+        )
+        for number in range(_MESSAGES)
+    ]
+    await _accepted(ctx, publisher, packets)
+    consumer = await consume(ctx, queue)
+    found = sorted((each.payload, each.topic) for each in await deliveries(consumer, at_least=_MESSAGES))
+    wanted = [(each.payload, each.topic) for each in packets]
+    ctx.must(found == wanted, f"consumer: expected {wanted}; seen {found}")
 
 
 @case(

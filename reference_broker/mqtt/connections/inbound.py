@@ -189,7 +189,7 @@ class Inbound(PublishAcks):
                 if data.endswith(ACK_LEVEL, body, topic_end):
                     ended = self._queue_batches.on_ack_run(data, start, body, topic_end, end, now)
                 elif payload_at <= end and data.startswith(_QUEUE_START, body + 2):
-                    ended = self._queue_batches.on_property_run(data, start, body, topic_end, end, now)
+                    ended = self._queue_batches.on_publishes(data, start, body, topic_end, end, now)
                 if ended:
                     return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
@@ -237,13 +237,12 @@ class Inbound(PublishAcks):
                     if self._forward_run(plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start):
                         return run_end
                     self.refused, self.refused_end = data, run_end
-        elif plan.is_queue and qos == 1:
-            prefix = data[start:topic_end]
-            run_end = self._queue_batches.on_publish_run(
-                plan.topic, data, start, end, topic_end, payload_at, prefix, now
-            )
-            if run_end:
-                return run_end
+        elif (
+            plan.is_queue
+            and qos == 1
+            and (run_end := self._queue_batches.on_publishes(data, start, body, topic_end, end, now))
+        ):
+            return run_end
         self._on_plain(plan, qos, data, topic_end, payload_at, end, now)
         return end
 

@@ -1,4 +1,4 @@
-"""The fast ways of queue clients: runs of publishes to a queue, plain or with user properties, and of ``$ack`` ones.
+"""The fast ways of queue clients: batches of publishes to a queue, and runs of ``$ack`` ones.
 
 What they do not take, because it is not plain, not allowed or may fail, goes the general way packet by packet,
 which also finds out what is wrong with it.
@@ -6,18 +6,20 @@ which also finds out what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.ack_runs import AckRun, AckRunReader
-from assay.reference_broker.mqtt.batches.property_runs import PropertyRun, PropertyRunReader
+from assay.reference_broker.mqtt.batches.publish_batches import PublishBatch, PublishBatchReader
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, Verb
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.wire_types import decode_string
 from assay.reference_broker.queues import QueueAddress, QueueError
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
 _PUBACK_START = b"\x40\x02"
 _UNLIMITED_BYTES = 1 << 32
 _LOOK_AGAIN = 4
-"""Packets behind one that begins no run with user properties."""
+"""Packets behind one that begins no batch."""
 _MAX_TOPICS = 64
 _FEWEST = 8
-"""Fewer publishes to a queue are not worth a run."""
-_MOST = 2_048
-"""Packets of a run: a turn ends between runs."""
+"""Fewer publishes to a queue are not worth a batch."""
+
+
+class _Place(NamedTuple):
+    """What a topic stands for."""
+
+    topic: str
+    address: QueueAddress
 
 
 class QueueBatches:
@@ -48,27 +55,35 @@ class QueueBatches:
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
         self._ack_reader = AckRunReader()
-        self._property_reader = PropertyRunReader()
+        self._reader = PublishBatchReader()
         self._topics: dict[bytes, str] = {}
         """Topics of runs, by their bytes."""
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
 
-    def on_publish_run(
-        self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
-    ) -> int:
-        """QoS 1 to a queue: the run is enqueued in blocks. Returns its end; 0: nothing was done."""
-        if self._was_refused(data, start):
+    def on_publishes(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
+        """QoS 1 to a queue: enqueued by partition with those behind it. Returns their end; 0: nothing was done."""
+        if data[end : end + 1] != data[start : start + 1] or self._was_refused(data, start):
             return 0
-        stride = end - start
-        last = min(len(data) - stride, start + (_MOST - 1) * stride)
-        run_end = end
-        while run_end <= last and data.startswith(prefix, run_end):
-            run_end += stride
-        if run_end - start < _FEWEST * stride:
+        topic_field = data[body:topic_end]
+        first = self._granted(topic_field)
+        if first is None:
             return 0
-        if self._enqueue(topic, data[start:run_end], stride, topic_end - start, payload_at - start, now):
-            return run_end
-        self._refuse(data, run_end)
+        places = {topic_field: first}
+
+        def joins(topic_field: bytes) -> bool:
+            """Whether packets of this topic go to the same queue."""
+            place = places.get(topic_field) or self._granted(topic_field)
+            if place is None or place.address.queue != first.address.queue:
+                return False
+            places[topic_field] = place
+            return True
+
+        five = self._connection.version == V5
+        batch = self._reader.read(data, start, topic_field, joins, self._max_payload_bytes, five=five)
+        if len(batch.payloads) >= _FEWEST and self._enqueue(places, batch, now):
+            return batch.end
+        # Where each packet has an option, not each is looked at for a batch.
+        self._refuse(data, max(batch.end, start + _LOOK_AGAIN * (end - start)))
         return 0
 
     def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
@@ -88,21 +103,6 @@ class QueueBatches:
             # What was looked at in vain is not looked at again, packet by packet.
             self._refuse(data, run.ends[-1])
         return run.ends[count - 1] if count else 0
-
-    def on_property_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
-        """QoS 1 to a queue, with user properties: enqueued by partition. Returns its end; 0: nothing was done."""
-        if data[end : end + 1] != data[start : start + 1] or self._was_refused(data, start):
-            return 0
-        topic_field = data[body:topic_end]
-        topic = self._topic(topic_field)
-        if topic is None:
-            return 0
-        run = self._property_reader.read(data, start, topic_field, self._max_payload_bytes)
-        if len(run.payloads) >= _FEWEST and self._enqueue_keyed(topic, run, now):
-            return run.end
-        # Where each packet has an option, not each is looked at for a run.
-        self._refuse(data, max(run.end, start + _LOOK_AGAIN * (end - start)))
-        return 0
 
     def _topic(self, topic_field: bytes) -> str | None:
         """A topic by its bytes, length included. None for one that no message may have; the general way says so."""
@@ -133,11 +133,14 @@ class QueueBatches:
             return None
         return read
 
-    def _granted_address(self, topic: str) -> QueueAddress | None:
+    def _granted(self, topic_field: bytes) -> _Place | None:
         """Where a topic leads this client; None also where the client may not publish, and for a verb."""
+        topic = self._topic(topic_field)
         grants = self._connection.grants
-        read = None if grants is not None and not grants.may_publish(topic) else self._read(topic)
-        return None if read is None or read.verb is not None else read.address
+        if topic is None or (grants is not None and not grants.may_publish(topic)):
+            return None
+        read = self._read(topic)
+        return None if read is None or read.verb is not None else _Place(topic, read.address)
 
     def _was_refused(self, data: bytes, start: int) -> bool:
         return data is self._inbound.refused and start < self._inbound.refused_end
@@ -145,57 +148,29 @@ class QueueBatches:
     def _refuse(self, data: bytes, end: int) -> None:
         self._inbound.refused, self._inbound.refused_end = data, end
 
-    def _enqueue(self, topic: str, run: bytes, stride: int, id_at: int, payload_at: int, now: float) -> bool:
-        count = len(run) // stride
-        connection, version = self._connection, self._connection.version
-        session = connection.active_session
-        payload_bytes = stride - payload_at
-        ids = runs.ids_of(run, stride, id_at)
-        if (b"\0" in ids[0::2] and 0 in runs.numbers(ids)) or payload_bytes > self._max_payload_bytes:
-            return False
-        if (version == V5 and any(run[payload_at - 1 :: stride])) or not self._inbound.room_for(count):
-            return False
-        address = self._granted_address(topic)
-        if address is None:
-            return False
-        client_id = connection.client_id
-        messages = [
-            Message(topic=topic, payload=run[at + payload_at : at + stride], qos=1, publisher=client_id)
-            for at in range(0, len(run), stride)
-        ]
-        given = 0
-
-        def part(size: int) -> Confirm:
-            nonlocal given
-            some = ids[2 * given : 2 * (given + size)]
-            given += size
-            return self._confirm_all(session, some)
-
-        try:
-            if not self._broker.engine.publish_run(address, messages, now, part, alike=True):
-                return False
-        except QueueError:
-            return False
-        self._note_run(count, count * payload_bytes)
-        return True
-
-    def _enqueue_keyed(self, topic: str, run: PropertyRun, now: float) -> bool:
+    def _enqueue(self, places: dict[bytes, _Place], batch: PublishBatch, now: float) -> bool:
         connection = self._connection
-        count = len(run.payloads)
+        count = len(batch.payloads)
         if not self._inbound.room_for(count):
             return False
-        address = self._granted_address(topic)
-        if address is None:
-            return False
-        client_id = connection.client_id
+        fields, payloads = batch.topic_fields, batch.payloads
+        publisher = connection.client_id
+        first = places[fields[0]]
+        topics: Iterable[str] = repeat(first.topic)
+        origins: Origin | list[Origin] = Origin(first.topic, publisher, first.address.routing_key)
+        if len(places) > 1:
+            known = {field: Origin(topic, publisher, address.routing_key) for field, (topic, address) in places.items()}
+            origins = [known[field] for field in fields]
+            topics = [origin.topic for origin in origins]
         messages = [
-            Message(topic=topic, payload=payload, qos=1, publisher=client_id, user_properties=pairs)
-            for payload, pairs in zip(run.payloads, run.properties, strict=True)
+            Message(topic=topic, payload=payload, qos=1, publisher=publisher, user_properties=pairs)
+            for topic, payload, pairs in zip(topics, payloads, batch.properties or repeat(()), strict=False)
         ]
-        part = self._confirm_parts(connection.active_session, run.ids)
-        if not self._broker.engine.publish_keyed(address, messages, now, part):
+        part = self._confirm_parts(connection.active_session, batch.ids)
+        new = MessageBatch(messages, payloads, batch.properties, origins)
+        if not self._broker.engine.publish_batch(first.address, new, now, part):
             return False
-        self._note_run(count, sum(map(len, run.payloads)))
+        self._note_run(count, sum(map(len, batch.payloads)))
         return True
 
     def _ack(self, topic: str, queue: str, run: AckRun, now: float) -> int:
@@ -211,7 +186,7 @@ class QueueBatches:
             return 0
 
         def begin(count: int) -> Confirm:
-            return self._confirm_all(session, run.ids[: 2 * count])
+            return self._confirm_parts(session, run.ids[: 2 * count])(range(count))
 
         count = self._broker.engine.ack_run(queue, group, run.places, connection.client_id, now, begin)
         self._note_run(count, 0)
@@ -221,21 +196,6 @@ class QueueBatches:
         self._broker.work += count >> 1
         self._traffic.publishes_received += count
         self._traffic.payload_bytes_received += payload_bytes
-
-    def _confirm_all(self, session: Session, ids: bytes) -> Confirm:
-        """The confirm of QoS 1 publishes with these packet ids."""
-        connection = self._connection
-        slot = self._inbound.wait_for_confirm(len(ids) // 2)
-
-        def confirmed(error: QueueError | None) -> None:
-            if session.connection is not connection:
-                return
-            if error is None:
-                self._inbound.answer(slot, runs.acknowledgements(_PUBACK_START, ids))
-            else:
-                self._answer_each(slot, ids, dict.fromkeys(range(len(ids) // 2), error))
-
-        return confirmed
 
     def _confirm_parts(self, session: Session, ids: bytes) -> Callable[[Sequence[int]], Confirm]:
         """The confirms of QoS 1 publishes with these packet ids, some by some, named by their positions.

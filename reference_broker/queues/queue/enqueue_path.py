@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import Durability, Ordering
@@ -11,18 +12,19 @@ from assay.reference_broker.queues.groups.contents import QueueContents
 from assay.reference_broker.queues.jobs.agenda import NEVER, Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.store import NewRecord, QueueFiles
+from assay.reference_broker.queues.jobs.store import Headers, NewRecord, QueueFiles
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
 from assay.reference_broker.queues.messages.lanes import NORMAL
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
 from assay.reference_broker.queues.messages.stored_message import (
     HIDDEN,
+    Described,
     MessageCodec,
     StoredMessage,
-    is_plain,
     message_bytes,
 )
 from assay.reference_broker.queues.partitions.partition import QueuePartition
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
-_RUN_MESSAGES = 8
-"""Fewer are not worth a block."""
+_Head = tuple[Headers, str, str]
+"""Of a message the record headers but for user properties, the topic to deliver on, and the routing key."""
 _BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
@@ -283,61 +285,58 @@ class EnqueuePath:
         """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
         self._add(routing_key, message, size, now, on_done)
 
-    def publish_run(
-        self,
-        routing_key: str,
-        messages: Sequence[Message],
-        now: float,
-        part: Callable[[int], Confirm],
-        *,
-        alike: bool = False,
-    ) -> bool:
-        """See :meth:`QueueEngine.publish_run`."""
-        count = len(messages)
-        limit = self.config.max_message_bytes
-        if count < _RUN_MESSAGES:
-            return False
-        some = messages[:1] if alike else messages
-        if not all(map(is_plain, some)) or max([len(message.payload) for message in some]) > limit:
-            return False
-        if not self._takes_run(count):
+    def publish_batch(self, batch: MessageBatch, now: float, part: Callable[[Sequence[int]], Confirm]) -> bool:
+        """See :meth:`QueueEngine.publish_batch`."""
+        messages, payloads = batch.messages, batch.payloads
+        count = len(payloads)
+        sizes = list(map(len, payloads))
+        described = None if batch.properties is None else list(map(self._codec.describe, batch.properties))
+        if described is not None:
+            sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
+        if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
             return False
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
         if expires_at < self.limits.wake_at:
             self.limits.arm(expires_at)
-        headers = self._codec.headers
-        size = self._block_size(count)
-        blocks = -(-count // size)
-        first = self._partitioner.choose(None, len(self.partitions))
-        for block in range(blocks):
-            some = messages[block * size : (block + 1) * size]
-            if alike:
-                header, topic = headers(some[0], routing_key)
-                bytes_each = len(some[0].payload)
-                records = [_new(NewRecord, (timestamp_ms, b"", message.payload, header)) for message in some]
-                stored = [
-                    StoredMessage(message, topic, routing_key, enqueued_at, expires_at, bytes_each) for message in some
-                ]
+        origins = batch.origins
+        heads: Iterable[_Head]
+        if isinstance(origins, Origin):
+            heads = repeat(self._head(origins))
+        else:
+            known = {origin: self._head(origin) for origin in set(origins)}
+            heads = [known[origin] for origin in origins]
+        if described is None:
+            records = [
+                _new(NewRecord, (timestamp_ms, b"", payload, common))
+                for payload, (common, _, _) in zip(payloads, heads, strict=False)
+            ]
+        else:
+            records = [
+                _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
+                for payload, (common, _, _), each in zip(payloads, heads, described, strict=False)
+            ]
+        stored = [
+            StoredMessage(message, topic, key, enqueued_at, expires_at, size)
+            for message, (_, topic, key), size in zip(messages, heads, sizes, strict=False)
+        ]
+        for index, positions in self._spread(described, count):
+            if isinstance(positions, range):
+                block = slice(positions.start, positions.stop)
+                self.partitions[index].add_run(records[block], stored[block], part(positions))
             else:
-                records, stored = [], []
-                previous = some[0]
-                header, topic = headers(previous, routing_key)
-                for message in some:
-                    payload = message.payload
-                    if message.topic != previous.topic or message.publisher != previous.publisher:
-                        previous = message
-                        header, topic = headers(message, routing_key)
-                    records.append(_new(NewRecord, (timestamp_ms, b"", payload, header)))
-                    stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
-            partition = self.partitions[(first + block) % len(self.partitions)]
-            partition.add_run(records, stored, part(len(some)))
+                some = [records[at] for at in positions]
+                self.partitions[index].add_run(some, [stored[at] for at in positions], part(positions))
         self._room -= count
         self.contents.end_total += count
         return True
 
-    def _takes_run(self, count: int) -> bool:
+    def _head(self, origin: Origin) -> _Head:
+        topic, publisher, routing_key = origin
+        return *self._codec.headers(Message(topic=topic, payload=b"", publisher=publisher), routing_key), routing_key
+
+    def _takes_batch(self, count: int) -> bool:
         """Whether so many messages can be enqueued without a look at what each does to the limits."""
         if self._counts_bytes:
             return False
@@ -347,50 +346,26 @@ class EnqueuePath:
                 return False
         return all(partition.failure is None for partition in self.partitions)
 
-    def _block_size(self, count: int) -> int:
-        """How many of so many messages without a key go to one partition together."""
-        return -(-count // max(1, min(len(self.partitions), count // _BLOCK_MESSAGES)))
-
-    def publish_keyed(
-        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
-    ) -> bool:
-        """See :meth:`QueueEngine.publish_keyed`."""
-        count, partitions = len(messages), len(self.partitions)
-        known = list(map(self._codec.describe, [message.user_properties for message in messages]))
-        sizes = [each.size + len(message.payload) for each, message in zip(known, messages, strict=True)]
-        if max(sizes) > self.config.max_message_bytes or not self._takes_run(count):
-            return False
-        chosen = self._partitioner.of_keys([each.key for each in known], partitions)
-        if None in chosen:
-            chosen = self._deal(chosen)
-        timestamp_ms = int(now * 1000)
-        enqueued_at = timestamp_ms / 1000
-        expires_at = self._codec.expiry(enqueued_at, 0.0)
-        if expires_at < self.limits.wake_at:
-            self.limits.arm(expires_at)
-        first = messages[0]
-        common, topic = self._codec.headers(
-            Message(topic=first.topic, payload=b"", publisher=first.publisher), routing_key
-        )
-        runs: dict[int | None, tuple[list[int], list[NewRecord], list[StoredMessage]]] = {}
-        for position, (index, message, each, size) in enumerate(zip(chosen, messages, known, sizes, strict=True)):
-            run = runs.get(index)
-            if run is None:
-                run = runs[index] = [], [], []
-            run[0].append(position)
-            run[1].append(_new(NewRecord, (timestamp_ms, each.key_bytes, message.payload, common + each.headers)))
-            run[2].append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size))
-        for index, (positions, records, stored) in runs.items():
-            assert index is not None
-            self.partitions[index].add_run(records, stored, part(positions))
-        self._room -= count
-        self.contents.end_total += count
-        return True
-
-    def _deal(self, chosen: Sequence[int | None]) -> list[int | None]:
-        """Choose for those without a key, in blocks."""
+    def _spread(self, described: Sequence[Described] | None, count: int) -> Iterable[tuple[int, Sequence[int]]]:
+        """Which of so many messages go to which partition: by their keys, and in blocks where they have none."""
         partitions = len(self.partitions)
-        size = self._block_size(chosen.count(None))
-        first = self._partitioner.choose(None, partitions)
-        turns = (at // size for at in range(len(chosen)))
-        return [(first + next(turns)) % partitions if index is None else index for index in chosen]
+        keys = None if described is None else self._partitioner.of_keys([each.key for each in described], partitions)
+        free = count if keys is None else keys.count(None)
+        size = -(-free // max(1, min(partitions, free // _BLOCK_MESSAGES))) if free else 0
+        first = self._partitioner.choose(None, partitions) if free else 0
+        if keys is None:
+            for block, begin in enumerate(range(0, count, size)):
+                yield (first + block) % partitions, range(begin, min(begin + size, count))
+            return
+        chosen: dict[int, list[int]] = {}
+        free = 0
+        for at, index in enumerate(keys):
+            if index is None:
+                index = (first + free // size) % partitions
+                free += 1
+            run = chosen.get(index)
+            if run is None:
+                chosen[index] = [at]
+            else:
+                run.append(at)
+        yield from chosen.items()

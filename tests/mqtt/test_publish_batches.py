@@ -1,4 +1,4 @@
-"""Runs of publishes with user properties end as the same packets do one by one, wherever their bytes are cut."""
+"""Batches of publishes to a queue end as the same packets do one by one, wherever their bytes are cut."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subs
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from assay.reference_broker.config_tenants import TenantConfig
-from assay.reference_broker.mqtt.batches import property_runs
-from assay.reference_broker.mqtt.batches.property_runs import PropertyRunReader
+from assay.reference_broker.mqtt.batches import publish_batches
+from assay.reference_broker.mqtt.batches.publish_batches import PublishBatch, PublishBatchReader
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.queue_topics.publish_properties import OPTION_NAMES
 from assay.reference_broker.node import BrokerNode
@@ -56,7 +56,7 @@ class Life:
 
     def send(self, chunks: Sequence[bytes]) -> tuple[object, ...]:
         """What can be seen after the publisher has sent these chunks in one turn."""
-        with mock.patch.object(self.node.engine, "publish_keyed", wraps=self.node.engine.publish_keyed) as runs:
+        with mock.patch.object(self.node.engine, "publish_batch", wraps=self.node.engine.publish_batch) as runs:
             for chunk in chunks:
                 if not self.publisher.closing:
                     self.node.receive(self.publisher, chunk, NOW)
@@ -247,33 +247,36 @@ def test_a_described_message_is_stored_as_any_other(named: list[list[tuple[str, 
         assert described.key == message.user_property("partition-key")
 
 
+def _read(reader: PublishBatchReader, data: bytes) -> PublishBatch:
+    return reader.read(data, 0, b"\0\x08" + QUEUE.encode(), lambda _: False, 100, five=True)
+
+
 def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = PropertyRunReader()
-    monkeypatch.setattr(property_runs, "_MAX_SECTIONS", 1_024)
-    property_runs._SECTIONS.clear()
+    reader = PublishBatchReader()
+    monkeypatch.setattr(publish_batches, "_MAX_SECTIONS", 1_024)
+    publish_batches._SECTIONS.clear()
     for number in range(3_000):
         packet = _publish(1, (("trace", str(number)),))
-        run = reader.read(packet, 0, b"\0\x08" + QUEUE.encode(), 100)
+        run = _read(reader, packet)
         assert run.properties == [(("trace", str(number)),)]
-        assert len(property_runs._SECTIONS) <= 1_024
+        assert len(publish_batches._SECTIONS) <= 1_024
     for name in OPTION_NAMES:
-        assert not reader.read(_publish(1, ((name, "1"),)), 0, b"\0\x08" + QUEUE.encode(), 100).payloads
+        assert not _read(reader, _publish(1, ((name, "1"),))).payloads
     long = (("trace", "t" * 300),)
-    assert not reader.read(_publish(1, long), 0, b"\0\x08" + QUEUE.encode(), 100).payloads
+    assert not _read(reader, _publish(1, long)).payloads
 
 
 @pytest.mark.parametrize(
     ("value", "taken"), [(b"abcd", True), (b"\xc3\xbcab", True), (b"\xff\xffab", False), (b"a\0bc", False)]
 )
 def test_sections_of_one_form_are_held_to_what_any_section_is(value: bytes, taken: bool) -> None:
-    reader = PropertyRunReader()
-    field = b"\0\x08" + QUEUE.encode()
+    reader = PublishBatchReader()
     first = _publish(1, (("trace", "1234"), ("partition-key", "k")))
-    assert reader.read(first, 0, field, 100).payloads
-    run = reader.read(first.replace(b"1234", value), 0, field, 100)
-    assert run.properties == ([(("trace", value.decode()), ("partition-key", "k"))] if taken else [])
+    assert _read(reader, first).payloads
+    run = _read(reader, first.replace(b"1234", value))
+    assert run.properties == ([(("trace", value.decode()), ("partition-key", "k"))] if taken else None)
     # As long, but not of that form: other names, an option, another split of the same bytes.
     for pairs in ((("trice", "1234"), ("partition-key", "k")), (("trac", "12345"), ("partition-key", "k"))):
-        assert reader.read(_publish(1, pairs), 0, field, 100).properties == [pairs]
-    assert not reader.read(_publish(1, (("delay", "1234"), ("partition-key", "k"))), 0, field, 100).payloads
-    assert reader.read(first, 0, field, 100).payloads
+        assert _read(reader, _publish(1, pairs)).properties == [pairs]
+    assert not _read(reader, _publish(1, (("delay", "1234"), ("partition-key", "k")))).payloads
+    assert _read(reader, first).payloads

@@ -1,13 +1,13 @@
-"""Runs of publishes with user properties: read without making packets of them.
+"""Batches of publishes to one queue: read without making packets of them.
 
-A publisher with keys sends packets of one topic whose property sections repeat: each section is read once and then
-known by its bytes. Whatever has other properties, or names an option of the queues, ends a run and goes the general
-way.
+Whatever they are like, packets of one queue that stand one behind the other become columns: topics, packet ids, user
+properties, payloads. A publisher with keys sends property sections that repeat: each is read once and then known by its
+bytes. Whatever has other properties, or names an option of the queues, ends a batch and goes the general way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import NamedTuple
 
@@ -21,10 +21,12 @@ from assay.reference_broker.routing.remembered import remember
 _HEADER_QOS_1 = 0x32
 _USER_PROPERTY = 0x26
 _FEWEST_ALIKE = 8
-"""Packets of one size that are read by columns."""
+"""Packets of one size and topic that are read by columns."""
+_FIRST_STEP = 32
 _STEP = 128
 """Packets that are looked at together."""
-_MOST_ALIKE = 2_048
+_MOST = 2_048
+"""Packets of a batch: a turn ends between batches."""
 _MAX_SECTIONS = 16_384
 """Of all connections together."""
 _MAX_SECTION_BYTES = 256
@@ -35,12 +37,15 @@ _SECTIONS: dict[bytes, UserProperties] = {}
 """By their bytes, length included: what they say does not depend on who sends them."""
 
 
-class PropertyRun(NamedTuple):
+class PublishBatch(NamedTuple):
     """Publishes that stand one behind the other. What they have beside packet ids and payloads is user properties."""
 
+    topic_fields: list[bytes]
+    """Of each, with its length in front."""
     ids: bytes
     """Packet ids, two bytes each."""
-    properties: list[UserProperties]
+    properties: list[UserProperties] | None
+    """None = nobody has any."""
     payloads: list[bytes]
     end: int
     """Where the last one ends."""
@@ -55,43 +60,60 @@ class _Form(NamedTuple):
     names: list[str]
 
 
-class PropertyRunReader:
-    """Reads the runs of one client."""
+class PublishBatchReader:
+    """Reads the batches of one client."""
 
     def __init__(self) -> None:
         self._forms: dict[int, _Form] = {}
         """The last form seen, by the bytes of a section."""
 
-    def read(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
-        """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too.
+    def read(
+        self,
+        data: bytes,
+        start: int,
+        topic_field: bytes,
+        joins: Callable[[bytes], bool],
+        max_payload_bytes: int,
+        *,
+        five: bool,
+    ) -> PublishBatch:
+        """The whole QoS 1 packets from ``start`` on that have this topic (its length in front), or others that
+        ``joins``; none is fine, too.
 
-        It may end before a packet of another size, or after many.
+        It may end before a packet of another size, or after many. ``five``: they are of MQTT 5.0.
         """
         body = start + 2 + (data[start + 1] >= 0x80)
         stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
         head = data[start : body + len(topic_field)]
         if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
-            run = self._read_alike(data, start, stride, head, topic_field, max_payload_bytes)
-            if run is not None:
-                return run
-        return self._read_each(data, start, topic_field, max_payload_bytes)
+            batch = self._read_alike(data, start, stride, head, topic_field, max_payload_bytes, five)
+            if batch is not None:
+                return batch
+        return self._read_each(data, start, topic_field, joins, max_payload_bytes, five)
 
     def _read_alike(
-        self, data: bytes, start: int, stride: int, head: bytes, topic_field: bytes, max_payload_bytes: int
-    ) -> PropertyRun | None:
+        self, data: bytes, start: int, stride: int, head: bytes, topic_field: bytes, max_payload_bytes: int, five: bool
+    ) -> PublishBatch | None:
         """Packets that begin as the first does; None where they are not quite alike, or few."""
-        first = self._read_each(data[start : start + stride], 0, topic_field, max_payload_bytes)
-        if first.end != stride:
+        section_at = payload_at = len(head) + 2
+        length_bytes = b""
+        if five:
+            section = start + section_at
+            length_bytes = data[section : section + 1 + (data[section] >= 0x80)]
+            payload_at += len(length_bytes) + (length_bytes[0] & 0x7F)
+            if len(length_bytes) == 2:
+                if not 0 < length_bytes[1] < 0x80:
+                    return None
+                payload_at += length_bytes[1] << 7
+        if payload_at > stride or stride - payload_at > max_payload_bytes:
             return None
-        section_at = len(head) + 2
-        payload_at = stride - len(first.payloads[0])
-        length_bytes = data[start + section_at : start + section_at + 1 + (data[start + section_at] >= 0x80)]
+        cutter = Struct(f"{payload_at}x{stride - payload_at}s")
         all_ids = b""
         properties: list[UserProperties] = []
         payloads: list[bytes] = []
-        at, most = start, _FEWEST_ALIKE
+        at, most = start, _FIRST_STEP
         # Some at a time: what comes behind one that is not alike is not looked at in vain.
-        while len(payloads) < _MOST_ALIKE:
+        while len(payloads) < _MOST:
             last = min(len(data) - stride, at + (most - 1) * stride)
             end = at
             while end <= last and data.startswith(head, end):
@@ -104,16 +126,21 @@ class PropertyRunReader:
             ids = ids_of(run, stride, section_at - 2)
             if b"\0" in ids[0::2] and 0 in numbers(ids):
                 break
-            known = self._known_sections(run, stride, section_at, payload_at)
-            count = len(known)
+            count = len(run) // stride
+            if payload_at > section_at + 1:
+                known = self._known_sections(run, stride, section_at, payload_at)
+                count = len(known)
+                properties += known
             all_ids += ids[: 2 * count]
-            properties += known
-            payloads += [run[start + payload_at : start + stride] for start in range(0, count * stride, stride)]
+            payloads += [payload for (payload,) in cutter.iter_unpack(run[: count * stride])]
             at += count * stride
             if count < most:
                 break
             most = _STEP
-        return PropertyRun(all_ids, properties, payloads, at) if len(payloads) >= _FEWEST_ALIKE else None
+        count = len(payloads)
+        if count < _FEWEST_ALIKE:
+            return None
+        return PublishBatch([topic_field] * count, all_ids, properties or None, payloads, at)
 
     def _known_sections(self, run: bytes, stride: int, section_at: int, payload_at: int) -> list[UserProperties]:
         """Of the packets up to the first with something else in it than user properties."""
@@ -129,15 +156,24 @@ class PropertyRunReader:
             properties.append(pairs)
         return properties
 
-    def _read_each(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
-        size = len(data)
-        topic_bytes = len(topic_field)
+    def _read_each(
+        self,
+        data: bytes,
+        start: int,
+        topic_field: bytes,
+        joins: Callable[[bytes], bool],
+        max_payload_bytes: int,
+        five: bool,
+    ) -> PublishBatch:
+        size, topic_bytes = len(data), len(topic_field)
         sections = _SECTIONS
+        topic_fields: list[bytes] = []
         ids: list[bytes] = []
         properties: list[UserProperties] = []
         payloads: list[bytes] = []
+        pairs: UserProperties = ()
         at = start
-        while at + 2 < size and data[at] == _HEADER_QOS_1:
+        while at + 2 < size and data[at] == _HEADER_QOS_1 and len(ids) < _MOST:
             length, body = data[at + 1], at + 2
             if length >= 0x80:
                 high = data[body]
@@ -146,30 +182,45 @@ class PropertyRunReader:
                     break
                 length = length & 0x7F | high << 7
             end = body + length
-            section = body + topic_bytes + 2
-            if end > size or section + 1 >= end or not data.startswith(topic_field, body):
+            if end > size or length < 4:
                 break
-            section_bytes = data[section]
-            payload_at = section + 1 + section_bytes
-            if section_bytes >= 0x80:
-                high = data[section + 1]
-                if not 0 < high < 0x80:
+            if data.startswith(topic_field, body):
+                section = body + topic_bytes + 2
+                if section + five > end:
                     break
-                payload_at = section + 2 + (section_bytes & 0x7F | high << 7)
+            else:
+                section = body + (data[body] << 8 | data[body + 1]) + 4
+                if section + five > end or not joins(data[body : section - 2]):
+                    break
+                topic_field = data[body : section - 2]
+                topic_bytes = len(topic_field)
+            payload_at = section
+            if five:
+                section_bytes = data[section]
+                payload_at = section + 1 + section_bytes
+                if section_bytes >= 0x80:
+                    high = data[section + 1]
+                    if not 0 < high < 0x80:
+                        break
+                    payload_at = section + 2 + (section_bytes & 0x7F | high << 7)
+                if payload_at > end:
+                    break
+                pairs = ()
+                if section_bytes:
+                    named = data[section:payload_at]
+                    known = sections.get(named) or self._learn(named)
+                    if known is None:
+                        break
+                    pairs = known
             packet_id = data[section - 2 : section]
-            if not section_bytes or payload_at > end or end - payload_at > max_payload_bytes or packet_id == b"\0\0":
+            if end - payload_at > max_payload_bytes or packet_id == b"\0\0":
                 break
-            named = data[section:payload_at]
-            pairs = sections.get(named)
-            if pairs is None:
-                pairs = self._learn(named)
-                if pairs is None:
-                    break
+            topic_fields.append(topic_field)
             ids.append(packet_id)
             properties.append(pairs)
             payloads.append(data[payload_at:end])
             at = end
-        return PropertyRun(b"".join(ids), properties, payloads, at)
+        return PublishBatch(topic_fields, b"".join(ids), properties if any(properties) else None, payloads, at)
 
     def _learn(self, section: bytes) -> UserProperties | None:
         """User properties of a section; None where there is more to it, or something wrong with it."""
