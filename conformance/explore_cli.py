@@ -52,6 +52,9 @@ def explore(
     limit_s: Annotated[
         float | None, typer.Option("--time-limit", min=1.0, help="Stop after so many seconds, with what there is.")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each in a process of its own.")
+    ] = 1,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")
     ] = None,
@@ -68,12 +71,15 @@ def explore(
     For example: assay conformance explore --target mosquitto --examples 500 --out out/explore
     """
     from assay.conformance.explore.campaign import Campaign
+    from assay.conformance.explore.team import Team
 
     recorded = _replay_of(replay) if replay is not None else None
     try:
         judged = hosted_target(host, port) if host else load_target(target)
     except TargetError as error:
         raise _stop(str(error), ExitCode.USAGE) from error
+    if jobs > 1 and judged.start is None:
+        raise _stop("--jobs needs a broker for each, and this one is not ours to start", ExitCode.USAGE)
     started_at = utc_now()
     files: list[Path] = []
 
@@ -86,16 +92,21 @@ def explore(
     cut, why_cut = ExitCode.OK, ""
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("lives", total=1 if recorded is not None else examples)
-        campaign = Campaign(judged, report=lambda lives, what: progress.update(task, completed=lives, description=what))
+
+        def report(lives: int, what: str) -> None:
+            progress.update(task, completed=lives, description=what)
+
+        alone = jobs == 1 or recorded is not None
+        campaign = Campaign(judged, report=report) if alone else Team(judged, jobs, report=report)
         campaign.seed = seed if recorded is None else recorded.seed
         try:
             with stopped_by_signals(campaign.interrupt), campaign:
-                if recorded is None:
+                if recorded is not None and isinstance(campaign, Campaign):
+                    campaign.replay(recorded.life, recorded.seed, keep)
+                else:
                     campaign.explore(
                         examples, seed, max_findings=most, limit_s=limit_s or float("inf"), on_finding=keep
                     )
-                else:
-                    campaign.replay(recorded.life, recorded.seed, keep)
         except KeyboardInterrupt as error:
             cut, why_cut = ExitCode.STOPPED, f"stopped{f' by {error}' if str(error) else ''} before its end"
         except (TargetStartError, ProbeError, TargetUnreachableError) as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,10 @@ SHRINK_PATIENCE_S = 0.8
 """While shrinking: a broker whose PINGRESP is quick gets no more time, one that is slow does."""
 REPEATS = 3
 """A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
+LIVES_A_BROKER = 25
+"""So many are played on one broker of ours: each start reads what all lives before it have written."""
+_OURS: Mapping[str, Any] = {"data_dir": "{dir}", "sessions": {"segment_bytes": 65_536}}
+"""It keeps its data, in files so small that lives meet their compaction, too."""
 MAX_FINDINGS = 10
 MAX_DOUBTS = 10
 """Findings that did not come again, which end no search for those that do."""
@@ -44,6 +49,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     replay: Replay
     transcript: tuple[WireLine, ...]
+    number: int
+    """Of the life, within its seed."""
     repeated: bool
     """It was seen again on a broker started for it."""
     waited: bool
@@ -68,6 +75,12 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: dict[str, CapabilityValue]
 
 
+def is_enough(findings: Sequence[Finding], most: int) -> bool:
+    """So many count, or too many do not."""
+    counting = sum(each.counts for each in findings)
+    return counting >= most or len(findings) - counting >= MAX_DOUBTS
+
+
 @contextmanager
 def broker_of(target: Target, mutant: str = "", nursery: Nursery | None = None) -> Iterator[RunningTarget]:
     """A broker for a campaign; ours keeps its data, so that it can be killed, and may come from a nursery at hand.
@@ -79,7 +92,7 @@ def broker_of(target: Target, mutant: str = "", nursery: Nursery | None = None) 
             yield stack.enter_context(running(target))
             return
         forking = nursery or stack.enter_context(Nursery())
-        yield stack.enter_context(forking.broker(target, mutant or _planted(target), settings={"data_dir": "{dir}"}))
+        yield stack.enter_context(forking.broker(target, mutant or _planted(target), settings=_OURS))
 
 
 def _planted(target: Target) -> str:
@@ -109,7 +122,11 @@ class Campaign:
         self._stack = ExitStack()
         self._over_at = float("inf")
         self.lives = self.steps = 0
-        self.seed = 0
+        self.known: set[tuple[str, int]] = set()
+        """What was found, and is not found again."""
+        self._next_at = 0
+        """The broker has had its share of lives when there were so many."""
+        self.seed = self._number = 0
         self._began = time.monotonic()
         self._findings: list[Finding] = []
         self._found: tuple[Life, ViolationError, list[WireLine]] | None = None
@@ -200,8 +217,11 @@ class Campaign:
         max_findings: int = MAX_FINDINGS,
         limit_s: float = float("inf"),
         on_finding: Callable[[Finding], None] = lambda _finding: None,
+        numbers: Iterable[int] | None = None,
     ) -> Exploration:
         """Play so many lives, or as many as the time allows. What was found is not found again.
+
+        ``numbers``: which lives of the seed, in place of the first ones.
 
         One that does not count, since a busy machine may explain it, is no reason to stop or to pass over its like.
         What :meth:`so_far` says holds after an interruption, too.
@@ -210,7 +230,7 @@ class Campaign:
         """
         self._begin(seed, limit_s)
         try:
-            self._search_all(examples, max_findings, on_finding)
+            self._search_all(range(examples) if numbers is None else numbers, max_findings, on_finding)
         except (KeyboardInterrupt, TargetStartError, ProbeError, TargetUnreachableError):
             if self._found is not None:
                 self._note(self._as_seen(*self._found, seed), on_finding)
@@ -248,27 +268,29 @@ class Campaign:
         self._findings.append(finding)
         on_finding(finding)
 
-    def _search_all(self, examples: int, most: int, on_finding: Callable[[Finding], None]) -> None:
-        known: set[tuple[str, int]] = set()
-        while self.lives < examples and time.monotonic() < self._over_at:
-            finding = self._new_finding(known)
-            if finding is None:
-                continue
-            self._note(finding, on_finding)
-            counting = sum(each.counts for each in self._findings)
-            if counting >= most or len(self._findings) - counting >= MAX_DOUBTS:
+    def _search_all(self, numbers: Iterable[int], most: int, on_finding: Callable[[Finding], None]) -> None:
+        self._next_at = self.lives + LIVES_A_BROKER
+        for number in numbers:
+            finding = self._new_finding(number)
+            if finding is not None:
+                self._note(finding, on_finding)
+            if is_enough(self._findings, most) or time.monotonic() >= self._over_at:
                 break
 
-    def _new_finding(self, known: set[tuple[str, int]]) -> Finding | None:
-        """Play the next life; the smallest form of a finding that is not ``known``, which gets it if it counts."""
-        life = drawn(self.seed, self.lives, self.capabilities)
+    def _new_finding(self, number: int) -> Finding | None:
+        """Play a life; the smallest form of a finding that is not ``known``, which gets it if it counts."""
+        if self.lives >= self._next_at and self.target.is_ours:
+            self.renew()
+            self._next_at = self.lives + LIVES_A_BROKER
+        life = drawn(self.seed, number, self.capabilities)
+        self._number = number
         self.lives += 1
         self.steps += len(life.steps)
         self._report(self.lives, "lives")
         try:
             self.play(life)
         except ViolationError as error:
-            if error.key in known:
+            if error.key in self.known:
                 return None
             found = self._found = life, error, self.player.transcript()
         else:
@@ -277,7 +299,7 @@ class Campaign:
         if not finding.counts:  # what a busy machine let pass for smaller may be none: the whole life has to show it
             finding = self._confirmed(*found, self.seed)
         if finding.counts:
-            known.add(found[1].key)
+            self.known.add(found[1].key)
         self._found = None
         return finding
 
@@ -332,4 +354,10 @@ class Campaign:
             seed=seed,
             life=life,
         )
-        return Finding(replay=replay, transcript=tuple(transcript), repeated=repeated, waited=error.waited)
+        return Finding(
+            replay=replay,
+            transcript=tuple(transcript),
+            number=self._number,
+            repeated=repeated,
+            waited=error.waited,
+        )
