@@ -53,7 +53,8 @@ def explore(
         float | None, typer.Option("--time-limit", min=1.0, help="Stop after so many seconds, with what there is.")
     ] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each in a process of its own.")
+        int,
+        typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each in a process of its own."),
     ] = 1,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")

@@ -37,8 +37,12 @@ REPEATS = 3
 """A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
 LIVES_A_BROKER = 25
 """So many are played on one broker of ours: each start reads what all lives before it have written."""
-_OURS: Mapping[str, Any] = {"data_dir": "{dir}", "sessions": {"segment_bytes": 65_536}}
-"""It keeps its data, in files so small that lives meet their compaction, too."""
+_OURS: Mapping[str, Any] = {
+    "data_dir": "{dir}",
+    "sessions": {"segment_bytes": 65_536},
+    "listeners": [{"port": 0}],
+}
+"""It keeps its data, in files so small that lives meet their compaction, too; a start is quicker without WebSocket."""
 MAX_FINDINGS = 10
 MAX_DOUBTS = 10
 """Findings that did not come again, which end no search for those that do."""
@@ -82,17 +86,15 @@ def is_enough(findings: Sequence[Finding], most: int) -> bool:
 
 
 @contextmanager
-def broker_of(target: Target, mutant: str = "", nursery: Nursery | None = None) -> Iterator[RunningTarget]:
-    """A broker for a campaign; ours keeps its data, so that it can be killed, and may come from a nursery at hand.
+def broker_of(target: Target, mutant: str, nursery: Nursery | None) -> Iterator[RunningTarget]:
+    """A broker for a campaign; ours comes from the nursery, and keeps its data, so that it can be killed.
 
     Raises :class:`TargetStartError`, :class:`ProbeError`.
     """
-    with ExitStack() as stack:
-        if not target.is_ours:
-            yield stack.enter_context(running(target))
-            return
-        forking = nursery or stack.enter_context(Nursery())
-        yield stack.enter_context(forking.broker(target, mutant or _planted(target), settings=_OURS))
+    is_ours = nursery is not None and target.is_ours
+    ours = nursery.broker(target, mutant or _planted(target), settings=_OURS) if is_ours else None
+    with ours or running(target) as broker:
+        yield broker
 
 
 def _planted(target: Target) -> str:
@@ -119,7 +121,8 @@ class Campaign:
         self.target, self.mutant, self._nursery = target, mutant, nursery
         self.patience_s, self.shrink_s, self.shrink_patience_s = patience_s, shrink_s, shrink_patience_s
         self._report = report
-        self._stack = ExitStack()
+        self._whole, self._stack = ExitStack(), ExitStack()
+        """What lives as long as this, and as long as one broker."""
         self._over_at = float("inf")
         self.lives = self.steps = 0
         self.known: set[tuple[str, int]] = set()
@@ -157,11 +160,17 @@ class Campaign:
             self._may_be_cut = False
 
     def __enter__(self) -> Campaign:
-        self._start()
+        with ExitStack() as stack:
+            if self.target.is_ours and self._nursery is None:
+                with self._cut_by_signals():
+                    self._nursery = stack.enter_context(Nursery())
+            self._start()
+            self._whole = stack.pop_all()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._stop()
+        with self._whole:
+            self._stop()
 
     def _start(self) -> None:
         """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""

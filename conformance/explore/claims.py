@@ -86,10 +86,12 @@ class Claim:
     others: frozenset[int] = frozenset()
     """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
     number: int = field(default_factory=lambda: next(_order))
+    main: Slot | None = None
+    """Room for the copy that must come, once its message has it."""
 
     @property
     def satisfied(self) -> bool:
-        return any(slot.claim is self and slot.main and slot.copies for slot in self.message.slots)
+        return self.main is not None and bool(self.main.copies)
 
     @property
     def came(self) -> bool:
@@ -249,7 +251,8 @@ class Message:
     def add(self, claim: Claim) -> None:
         """A claim with its slots: one copy, or one for each of several subscriptions of a session."""
         self.claims.append(claim)
-        self.slots.append(Slot(claim=claim))
+        claim.main = Slot(claim=claim)
+        self.slots.append(claim.main)
         if claim.via is Via.LIVE:
             entries = next(iter(claim.members.values()))
             self.slots += [Slot(claim=claim, only=entry) for entry in (entries if len(entries) > 1 else ())]
@@ -371,7 +374,8 @@ def _refill(
     fits: Callable[[Message, Copy], bool],
     tried: set[int],
 ) -> bool:
-    main = next(slot for slot in claim.message.slots if slot.claim is claim and slot.main)
+    main = claim.main
+    assert main is not None
     tried.add(id(claim))
     for slot in slots:
         if id(slot.claim) in tried:

@@ -89,6 +89,8 @@ class _Wire:
     sock: socket.socket
     decoder: Decoder
     unsent: bytearray = field(default_factory=bytearray)
+    waits: bool = False
+    """The system has taken as much as it will for the time being."""
     held: deque[Packet] = field(default_factory=deque)
     """Acknowledgements that the client does not send for the time being."""
     deferred: deque[Publish] = field(default_factory=deque)
@@ -619,11 +621,14 @@ class Player:
             while wire.unsent:
                 del wire.unsent[: wire.sock.send(wire.unsent)]
         except BlockingIOError:
+            wire.waits = True
             self._selector.modify(wire.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
             return
         except OSError:
             return  # the end of the connection is read
-        self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
+        if wire.waits:
+            wire.waits = False
+            self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
 
     def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
         """Read until nothing is due any more, or until something is seen. Raises :class:`ViolationError`."""

@@ -239,7 +239,7 @@ class Referee:
     @property
     def is_pressed(self) -> bool:
         """See :func:`is_pressed`."""
-        return is_pressed(self.links.values())
+        return is_pressed(self.sessions.values())
 
     def audit(self) -> None:
         """At the end of a life. Raises :class:`ViolationError` for what only the whole shows."""

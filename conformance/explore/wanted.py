@@ -45,14 +45,17 @@ def first_wanted(
         )
 
     def is_missing(claim: Claim) -> bool:
-        return claim.must and not claim.satisfied and is_owed(claim) and not refill(claim, is_owed)
+        """Of one that must come, and did not."""
+        return is_owed(claim) and not refill(claim, is_owed)
 
-    pressed = is_pressed(links)
+    pressed = is_pressed(sessions.values())
     for link in links:
+        if link.over and link.must_close is None:
+            continue
         wanted = _wanted_on(link, is_missing, pressed=pressed)
         if wanted is not None:
             return wanted
-    for claim in shares:
+    for claim in [claim for claim in shares if claim.must and not claim.satisfied]:
         if is_missing(claim):
             return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {share_of(claim)!r}"
     return None
@@ -68,8 +71,6 @@ def _wanted_on(link: Link, is_missing: Callable[[Claim], bool], *, pressed: bool
     version = link.version
     if link.must_close is not None:
         return link.must_close, version, f"{link.name}: the end of the connection"
-    if link.over:
-        return None
     if link.session is None:
         return Rule.CONNACK, version, f"{link.name}: CONNACK"
     if link.subscribing:
@@ -89,12 +90,10 @@ def _wanted_on(link: Link, is_missing: Callable[[Claim], bool], *, pressed: bool
     return _wanted_delivery(link, link.session, is_missing)
 
 
-def is_pressed(links: Iterable[Link]) -> bool:
-    """Somebody connected has not acknowledged a delivery. Acknowledgements of publishes have no deadline (4.3.2,
-    4.3.3): a server may keep them back until it is rid of what it has."""
-    return any(
-        flight.link is link for link in links if link.session is not None for flight in link.session.flights.values()
-    )
+def is_pressed(sessions: Iterable[Session]) -> bool:
+    """Some client has not acknowledged a delivery. Acknowledgements of publishes have no deadline (4.3.2, 4.3.3): a
+    server may keep them back until it is rid of what it has."""
+    return any(session.flights for session in sessions)
 
 
 def _wanted_delivery(link: Link, session: Session, is_missing: Callable[[Claim], bool]) -> Wanted | None:
@@ -104,7 +103,7 @@ def _wanted_delivery(link: Link, session: Session, is_missing: Callable[[Claim],
     for flight in flights:
         text = f"{link.name}: PUBLISH {flight.packet.packet_id} ({flight.topic!r}) once more, with DUP"
         return Rule.NOT_RESENT, link.version, text
-    for claim in session.claims:
+    for claim in [claim for claim in session.claims if claim.must and not claim.satisfied]:
         message = claim.message
         if is_missing(claim):
             if claim.came:
