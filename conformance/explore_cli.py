@@ -54,7 +54,7 @@ def explore(
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each in a process of its own."),
+        typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each with a process of its own."),
     ] = 1,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")

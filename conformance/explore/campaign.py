@@ -91,10 +91,12 @@ def broker_of(target: Target, mutant: str, nursery: Nursery | None) -> Iterator[
 
     Raises :class:`TargetStartError`, :class:`ProbeError`.
     """
-    is_ours = nursery is not None and target.is_ours
-    ours = nursery.broker(target, mutant or _planted(target), settings=_OURS) if is_ours else None
-    with ours or running(target) as broker:
-        yield broker
+    if nursery is not None and target.is_ours:
+        broker = nursery.broker(target, mutant or _planted(target), settings=_OURS)
+    else:
+        broker = running(target)
+    with broker as one:
+        yield one
 
 
 def _planted(target: Target) -> str:
