@@ -19,7 +19,7 @@ import msgspec
 from assay.conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, place, refill
 from assay.conformance.explore.contents import changed, is_alike, is_kept_away, objections_of
 from assay.conformance.explore.rules import Rule, ViolationError
-from assay.conformance.explore.state import Flight, Link, Outgoing, Session
+from assay.conformance.explore.state import Flight, Link, Outgoing, Session, race
 from assay.conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
 from assay.conformance.explore.wanted import MARGIN_S, RATE_S, Wanted, first_wanted, is_pressed, share_of
 from assay.conformance.wire import (
@@ -401,6 +401,7 @@ class Referee:
         self._retain(message, certain=packet.qos == 0 and not link.excused)
 
     def _retain(self, message: Message, *, certain: bool) -> None:
+        race(message, self.sessions.values())
         if message.retain:
             self._retained_last[message.topic] = message
             self._keep(message, certain=certain)
@@ -482,6 +483,7 @@ class Referee:
     def _route_again(self, message: Message, now: float) -> None:
         """QoS 2, at PUBREL: a server may hand on at PUBLISH or now; what is the same at both must come."""
         self._route_late(message, now, must=True)
+        race(message, self.sessions.values())
         self._keep(message, certain=False)
 
     def _route_late(self, message: Message, now: float, *, must: bool) -> None:
@@ -506,10 +508,8 @@ class Referee:
         """A connection was lost so soon after a PUBLISH that nobody knows whether the server has seen it."""
         session = self.sessions.get(client)
         outgoing = session.outgoing.get(packet_id) if session is not None else None
-        for claim in (
-            outgoing.message.claims if outgoing is not None else ()
-        ):  # it was not sent if the server cut it off
-            claim.must = False
+        for claim in outgoing.message.claims if outgoing is not None else ():
+            claim.must = False  # it was not sent if the server cut it off
 
     def _acknowledged(self, link: Link, packet: Puback | Pubrec | Pubcomp) -> None:
         session = self._session(link)

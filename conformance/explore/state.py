@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from assay.conformance.explore.claims import Claim, Message, Subscription, Via
@@ -89,6 +90,16 @@ class Session:
                 newer = Claim(message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others)
                 self.claims.append(newer)
                 message.add(newer)
+
+
+def race(message: Message, sessions: Iterable[Session]) -> None:
+    """Publishes of others to its topic that are still under way may be handled before it, or after it."""
+    for session in sessions:
+        for outgoing in session.outgoing.values():
+            other = outgoing.message
+            is_other = other.publisher != message.publisher and other.topic == message.topic
+            if is_other and outgoing.awaits is not None:
+                other.is_unordered = message.is_unordered = True
 
 
 @dataclass(eq=False)

@@ -692,3 +692,23 @@ def test_a_retained_copy_is_not_taken_for_that_of_a_share_whose_other_member_tak
     assert scene.wanted is None
     scene.put(1, Puback(packet_id=1))
     assert scene.wanted is Rule.SHARE_UNDELIVERED
+
+
+def test_of_two_publishes_that_wait_for_their_acknowledgement_either_is_retained(scene: Scene) -> None:
+    """While somebody withholds PUBCOMP no acknowledgement is awaited: two clients publish at the same time."""
+    scene.connect(2)
+    scene.connect(3)
+    scene.put(0, Publish(topic="t/a", payload=b"1", qos=2, packet_id=1, retain=True))
+    scene.put(1, Publish(topic="t/a", payload=b"2", qos=2, packet_id=1, retain=True))
+    for client in (0, 1):
+        scene.get(client, Pubrec(packet_id=1))
+        scene.put(client, Pubrel(packet_id=1))
+        scene.get(client, Pubcomp(packet_id=1))
+    scene.subscribe(3, s("t/a", 0))
+    assert scene.wanted is None, "either may come"
+    scene.receive(3, "t/a", b"1", retain=True)
+    scene.publish(0, "t/a", b"3", qos=2, retain=True)
+    scene.receive(3, "t/a", b"3")
+    scene.subscribe(2, s("t/a", 0))
+    assert scene.wanted is Rule.RETAINED_UNSENT
+    scene.objects(Rule.RETAINED_STALE, 2, "t/a", b"2", retain=True)
