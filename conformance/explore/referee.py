@@ -80,8 +80,10 @@ class Referee:
                 self._sent_publish(link, packet, now)
             case Subscribe():
                 link.subscribing[packet.packet_id] = packet
+                link.beside[packet.packet_id] = self._under_way()
             case Unsubscribe():
                 link.unsubscribing[packet.packet_id] = packet
+                link.beside[packet.packet_id] = self._under_way()
             case Pingreq():
                 link.pings += 1
             case Pubrel():
@@ -494,12 +496,15 @@ class Referee:
             if id(claim) not in before:
                 claim.is_optional, claim.must = True, False
 
-    def _route_under_way(self, now: float) -> None:
-        """What is sent and not acknowledged may be handled before what has just been answered, or after it."""
-        for session in self.sessions.values():
-            for outgoing in session.outgoing.values():
-                if outgoing.awaits is not None:
-                    self._route_late(outgoing.message, now, must=False)
+    def _under_way(self) -> list[Message]:
+        """What is sent and not acknowledged."""
+        sent = [outgoing for session in self.sessions.values() for outgoing in session.outgoing.values()]
+        return [outgoing.message for outgoing in sent if outgoing.awaits is not None]
+
+    def _route_under_way(self, beside: list[Message], now: float) -> None:
+        """What was under way ``beside`` a request, or still is, may be handled before it, or after it."""
+        for message in dict.fromkeys((*beside, *self._under_way())):
+            self._route_late(message, now, must=False)
         for will in self.messages:
             if will.any_time and will.published and not any(slot.copies for slot in will.slots):
                 self._route_late(will, now, must=False)
@@ -561,7 +566,7 @@ class Referee:
             handling = entry.retain_handling if link.version >= 5 else 0
             if not is_shared(entry.filter) and (handling == 0 or (handling == 1 and not existed)):
                 self._claim_retained(session, granted, now)
-        self._route_under_way(now)
+        self._route_under_way(link.beside.pop(packet.packet_id, []), now)
 
     def _claim_retained(self, session: Session, granted: Subscription, now: float) -> None:
         for topic, candidates in self.retained.items():
@@ -603,7 +608,7 @@ class Referee:
                 if known in claim.members[session.client] and not claim.satisfied:
                     claim.must = False  # what is queued may be dropped, or come (MQTT-3.10.4-3)
             self._leave_shares(session.client, [one for one in self._shares if share_of(one) == topic_filter])
-        self._route_under_way(now)
+        self._route_under_way(link.beside.pop(packet.packet_id, []), now)
 
     # Deliveries
 
@@ -617,22 +622,9 @@ class Referee:
             raise self._violation(Rule.PUBREL, link, f"{describe(packet)} before the client sent PUBREC")
         flight.released, flight.link = True, link
 
-    def _topic_of(self, link: Link, packet: Publish) -> str:
-        alias = packet.properties.topic_alias
-        if alias is None:
-            return packet.topic
-        highest = link.connect.properties.topic_alias_maximum or 0
-        if not 0 < alias <= highest:
-            raise self._violation(Rule.ALIAS, link, f"topic alias {alias}, and the client takes {highest}")
-        if packet.topic:
-            link.aliases[alias] = packet.topic
-        elif alias not in link.aliases:
-            raise self._violation(Rule.ALIAS, link, f"topic alias {alias} was not given a topic on this connection")
-        return link.aliases[alias]
-
     def _received_publish(self, link: Link, packet: Publish, now: float) -> None:
         session = self._session(link)
-        topic = self._topic_of(link, packet)
+        topic = link.topic_of(packet)
         self._notice_an_end(topic, packet.payload, now)
         flight = session.flights.get(packet.packet_id) if packet.qos else None
         if flight is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from assay.conformance.explore.claims import Claim, Message, Subscription, Via
-from assay.conformance.explore.rules import Rule
+from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.topics import is_shared
 from assay.conformance.wire import Connect, Packet, Publish, Subscribe, Unsubscribe
 
@@ -129,6 +129,8 @@ class Link:
     will_delay_s: float = 0.0
     subscribing: dict[int, Subscribe] = field(default_factory=dict)
     unsubscribing: dict[int, Unsubscribe] = field(default_factory=dict)
+    beside: dict[int, list[Message]] = field(default_factory=dict)
+    """Publishes of anybody that were under way as a SUBSCRIBE or UNSUBSCRIBE was sent, by its packet identifier."""
     pings: int = 0
     aliases: dict[int, str] = field(default_factory=dict)
     """Of the server."""
@@ -150,3 +152,19 @@ class Link:
     def most_bytes(self) -> float:
         """What is larger is not sent to this client."""
         return self.connect.properties.maximum_packet_size or float("inf")
+
+    def topic_of(self, packet: Publish) -> str:
+        """Of a PUBLISH of the server, aliases resolved. Raises :class:`ViolationError`."""
+        alias = packet.properties.topic_alias
+        if alias is None:
+            return packet.topic
+        highest = self.connect.properties.topic_alias_maximum or 0
+        if not 0 < alias <= highest:
+            text = f"{self.name}: topic alias {alias}, and the client takes {highest}"
+            raise ViolationError(Rule.ALIAS, self.version, text)
+        if packet.topic:
+            self.aliases[alias] = packet.topic
+        elif alias not in self.aliases:
+            text = f"{self.name}: topic alias {alias} was not given a topic on this connection"
+            raise ViolationError(Rule.ALIAS, self.version, text)
+        return self.aliases[alias]

@@ -16,6 +16,7 @@ from assay.conformance.wire import (
     Publish,
     Pubrec,
     Pubrel,
+    Suback,
     Subscribe,
     Subscription,
     Will,
@@ -712,3 +713,17 @@ def test_of_two_publishes_that_wait_for_their_acknowledgement_either_is_retained
     scene.subscribe(2, s("t/a", 0))
     assert scene.wanted is Rule.RETAINED_UNSENT
     scene.objects(Rule.RETAINED_STALE, 2, "t/a", b"2", retain=True)
+
+
+def test_a_publish_beside_a_subscribe_may_come_by_either_subscription(scene: Scene) -> None:
+    """Nobody awaits PUBACK while deliveries are withheld: it came before SUBACK, and the SUBSCRIBE was served first."""
+    scene.subscribe(1, s("t/#", 0))
+    scene.put(0, Publish(topic="t/a", payload=b"1", qos=1, packet_id=90))
+    entry = s("t/#", 0, retain_as_published=True)
+    request = Subscribe(packet_id=91, subscriptions=(entry,), properties=Properties(subscription_identifier=(1,)))
+    scene.put(1, request)
+    scene.get(0, Puback(packet_id=90))
+    scene.get(1, Suback(packet_id=91, reason_codes=(0,)))
+    scene.receive(1, "t/a", b"1", identifiers=(1,))
+    scene.publish(0, "t/a", b"2", qos=1)
+    scene.objects(Rule.IDENTIFIERS, 1, "t/a", b"2")
