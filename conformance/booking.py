@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from assay.conformance.case import load_cases
 from assay.conformance.rules import VERSIONS, Incident, Rule, full_id
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
@@ -247,9 +248,17 @@ def _without_restarts(outcome: Outcome, booked: Iterable[Outcome]) -> Outcome:
     return msgspec.structs.replace(outcome, result=blocked)
 
 
-def is_booked_on_a_step(result: CaseResult) -> bool:
-    """Whether a failure is that of a step which the case met first, and is not about."""
-    return any(list(rule.clauses(version_of(result))) == result.clauses for rule in Rule)
+def step_of(result: CaseResult) -> Rule | None:
+    """The rule on which a failure is booked, where it is that of a step which the case met first, and is not about."""
+    return next((rule for rule in Rule if list(rule.clauses(version_of(result))) == result.clauses), None)
+
+
+def is_told_by(rule: Rule, case_id: str, spec: str) -> bool:
+    """Whether a failure of this case says that the rule is broken, in that version, whatever else was asked for."""
+    known = load_cases().get(case_id)
+    if known is None or known.spec != spec or rule.value.shaped:
+        return False
+    return rule.is_subject_of(case_id, known.clauses)
 
 
 def _failed(result: CaseResult, incident: Incident) -> CaseResult:

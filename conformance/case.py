@@ -242,10 +242,12 @@ class CaseContext:
         run_token: str,
         seed: int,
         patience_s: float | None = None,
+        looks_again: bool = True,
         restart: Callable[[float], Awaitable[Endpoint]] | None = None,
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart.
 
+        ``looks_again``: a wait that ends without its event gets more time, see :meth:`second_look`.
         ``restart`` kills a private broker and starts it again, its clock so far ahead.
         """
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
@@ -290,7 +292,7 @@ class CaseContext:
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
         self._extensions = 0
         self._look_until: float | None = None
-        self._hurried = patience_s is not None
+        self._hurried = patience_s is not None or not looks_again
         self._to_give_s = _MAX_GIVEN_S
         self._limit: asyncio.Timeout | None = None
 

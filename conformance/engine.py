@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import msgspec
 
-from assay.conformance.booking import is_booked_on_a_step, settle
+from assay.conformance.booking import is_told_by, settle, step_of
 from assay.conformance.bystander import Bystander, BystanderError
 from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
@@ -45,6 +45,7 @@ from assay.conformance.targets import (
     RunningTarget,
     StrangeAnswerError,
     Target,
+    TargetStartError,
     handshake,
 )
 from assay.conformance.wire import Connack, Publish
@@ -106,10 +107,12 @@ def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) 
 def with_expectation(result: CaseResult, target: Target) -> CaseResult:
     """Apply the target file's ``expect_fail`` and ``expect_step`` to a verdict."""
     entry = target.expected_failure(result.case)
-    if entry is None and result.verdict is CaseVerdict.FAIL and is_booked_on_a_step(result):
+    if entry is None and result.verdict is CaseVerdict.FAIL and (rule := step_of(result)) is not None:
         step = next((one for one in target.expect_step if one.statement in result.clauses), None)
         if step is not None:
             entry = ExpectedFailure(case=result.case, reason=step.reason, link=step.link)
+        else:  # known by a case that is about it, and was perhaps not asked
+            entry = next((one for one in target.expect_fail if is_told_by(rule, one.case, result.spec)), None)
     if entry is None:
         return result
     if result.verdict is CaseVerdict.FAIL:
@@ -172,7 +175,7 @@ class Engine:
         self._suspecting = asyncio.Lock()
         self._stalls = StallWatch()
         self._attempts = 0
-        self._gate = RestartGate(1, lambda ahead_s: asyncio.to_thread(broker.restart, ahead_s))
+        self._members, self._gate = 1, self._new_gate(1)
         """Of the cases that have the broker to themselves."""
         self._bystander: Bystander | None = None
         """Present while many cases run; None for a broker that does not even serve a client that nobody disturbs."""
@@ -222,9 +225,12 @@ class Engine:
                 for _ in range(self.options.concurrency):
                     self._slots.release()
 
+    def _new_gate(self, members: int) -> RestartGate:
+        return RestartGate(members, lambda ahead_s: asyncio.to_thread(self.broker.restart, ahead_s))
+
     async def run_together(self, cases: Sequence[Case]) -> list[Outcome]:
         """Run cases that share the broker and its restarts; ``concurrency`` must not be lower than their number."""
-        self._gate = RestartGate(len(cases), lambda ahead_s: asyncio.to_thread(self.broker.restart, ahead_s))
+        self._members, self._gate = len(cases), self._new_gate(len(cases))
 
         async def one(case: Case) -> Outcome:
             try:
@@ -271,6 +277,7 @@ class Engine:
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,
+            looks_again=not self.broker.target.surely_fails(case.id),
             restart=self._restart_for(case),
         )
 
@@ -326,7 +333,7 @@ class Engine:
                 break
             # The harness was held up, so that timing means nothing: this attempt does not count.
             if not await self._why_gone(case.version):
-                await _clean_up(ctx)
+                await self._tidy_up(case, ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
         gone = "" if never_back else await self._why_dead(ctx, verdict)
         if gone:
@@ -341,6 +348,14 @@ class Engine:
             incidents=() if gone else tuple(ctx.incidents),
             beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
         )
+
+    async def _tidy_up(self, case: Case, ctx: CaseContext) -> None:
+        """Behind an attempt that does not count: a moved clock, and queues of a fixed name, bear no second one."""
+        await _clean_up(ctx)
+        if case.is_private and self._members == 1:
+            with contextlib.suppress(TargetStartError):
+                await asyncio.to_thread(self.broker.renew)
+            self._gate = self._new_gate(1)
 
     async def invite_bystander(self) -> None:
         """Connect the client that must not suffer from what the cases do."""
@@ -472,6 +487,9 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
         return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
         ctx.incidents += await _other_reasons(ctx)
+        if ctx.flow.disorder and not Rule.ORDER.is_subject_of(case.id, case.clauses):
+            ctx.incidents.insert(0, Incident(rule=Rule.ORDER, text=ctx.flow.disorder))
+            return CaseVerdict.BLOCKED, str(error)
         return CaseVerdict.FAIL, str(error)
     except UnsupportedError as error:
         return CaseVerdict.UNSUPPORTED, str(error)

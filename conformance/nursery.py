@@ -81,6 +81,13 @@ class _Life:
         self._nursery.tell({"kill": self._pid})
         return self.start(clock_ahead_s)
 
+    def renew(self) -> Endpoint:
+        """kill -9 and start again without any data. Raises :class:`TargetStartError`."""
+        self._nursery.tell({"kill": self._pid})
+        self._folder = self._folder.with_name(f"{self._folder.name}-anew")
+        self._folder.mkdir()
+        return self.start()
+
     def stop(self) -> None:
         if self._pid:
             self._nursery.tell({"stop": self._pid})
@@ -175,8 +182,13 @@ class Nursery:
         try:
             endpoint = life.start()
             values = placeholders(folder, port=endpoint.port, websocket_port=life.websocket_port)
+            is_shared = settings is None
             yield RunningTarget(
-                with_ports(target, values), endpoint, log=life.log, restart=None if settings is None else life.restart
+                with_ports(target, values),
+                endpoint,
+                log=life.log,
+                restart=None if is_shared else life.restart,
+                renew=None if is_shared else life.renew,
             )
         finally:
             life.stop()

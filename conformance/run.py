@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from assay.conformance.booking import settle
-from assay.conformance.case import Case, load_cases
+from assay.conformance.case import DEFAULT_LIMIT_S, Case, load_cases
 from assay.conformance.cohort import cohorts
 from assay.conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
 from assay.conformance.nursery import Nursery
@@ -242,6 +242,9 @@ class Run:
                 except (TargetStartError, ProbeError) as error:
                     return [Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error))) for case in cases]
                 options = msgspec.structs.replace(self.plan.options, concurrency=len(cases))
+                if len(cases) > 1 and options.patience_s is None:
+                    # While one waits, all others do; what it misses for that, it is asked for again alone.
+                    options = msgspec.structs.replace(options, patience_s=DEFAULT_LIMIT_S)
                 engine = self._engine(broker, options, solo=len(cases) == 1, restarts=restarts)
                 outcomes = await engine.run_together(cases)
                 if engine.broker_died and engine.solo:
@@ -390,6 +393,10 @@ class Run:
         result = msgspec.structs.replace(outcome.result, detail=detail)
         return msgspec.structs.replace(outcome, result=result, is_no_matter_of_restarts=True)
 
+    def _may_share(self, case: Case) -> bool:
+        """Whether it may have its broker with others, who wait for it wherever it waits for what does not come."""
+        return self._is_apart(case) and not self.plan.target.surely_fails(case.id)
+
     def _is_apart(self, case: Case) -> bool:
         """It gets a broker that is started for it (and perhaps some others)."""
         apart = case.is_private or self.plan.target.broker_per_case
@@ -407,7 +414,7 @@ class Run:
         ordered = self.engine.in_order(cases)
         shared: dict[str, Future[dict[str, Outcome]]] = {}
         self._loop.call_soon_threadsafe(self._count_in, len(ordered))
-        for group in cohorts(case for case in ordered if case.together and self._is_apart(case)):
+        for group in cohorts(case for case in ordered if case.together and self._may_share(case)):
             task = asyncio.run_coroutine_threadsafe(self._run_cohort(group), self._loop)
             shared.update((case.id, task) for case in group)
         futures = {

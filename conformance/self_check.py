@@ -48,13 +48,13 @@ GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
 EVERYONE = {
     "any-window-of-one+any-plain-codes+any-back-pressure+any-late-resumption": ("mqtt311", "mqtt5", "queue"),
     "any-pingresp-first+any-packet-id+any-retained-late+any-qos-0-first": ("mqtt311", "mqtt5", "queue"),
-    "any-topics-apart+v5-retained-qos-0-not-kept": (
+    "any-topics-apart+v5-retained-qos-0-not-kept+any-small-server": (
         "mqtt311",
         "mqtt5",
     ),  # a partition of a queue is ordered across topics
-    "any-slow-answers": ("mqtt311", "mqtt5", "queue"),
+    "any-slow-answers+any-answers-in-any-order": ("mqtt311", "mqtt5", "queue"),
     "any-late-acknowledgements+any-late-wills+any-late-end+any-late-forgetting": ("mqtt311", "mqtt5", "queue"),
-    "any-says-little+any-pingresp-last": ("mqtt311", "mqtt5", "queue"),
+    "any-says-little+any-pingresp-last+any-late-qos-0": ("mqtt311", "mqtt5", "queue"),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""

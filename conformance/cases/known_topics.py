@@ -103,11 +103,15 @@ async def _listening(ctx: CaseContext, topic_filter: str, qos: int = 0) -> Conne
 async def _expect(
     ctx: CaseContext, publisher: Connection, topic: str, wanted: dict[Connection, int], when: str
 ) -> None:
-    """A message for the topic reaches these clients so often, and is waited for where it must come."""
+    """A message for the topic reaches these clients so often, and is waited for where it must come.
+
+    One that was published before may come, too: nothing says when a server gets to a message of QoS 0.
+    """
     publisher.send(Publish(topic=topic, payload=when.encode()))
     for client, copies in wanted.items():
-        found = [message.payload for message in await delivered(ctx, publisher, client, at_least=copies)]
-        ctx.must(found == [when.encode()] * copies, f"{when}: {client.name}: expected {copies} copies; seen {found}")
+        messages = await delivered(ctx, publisher, client, at_least=copies)
+        found = [message.payload for message in messages if message.payload == when.encode()]
+        ctx.must(len(found) == copies, f"{when}: {client.name}: expected {copies} copies; seen {messages}")
 
 
 async def _walk_changes(ctx: CaseContext, prefixes: tuple[str, ...]) -> None:

@@ -275,6 +275,7 @@ async def many_changes(ctx: CaseContext) -> None:
     """
     root = ctx.topic("churn")
     topics = [f"{root}/{number}" for number in range(16)]
+    filler = b"f" * ctx.room_bytes(12_000)
     for turn in range(2):
         publisher = await ctx.connect(name=f"publisher {turn}")
         wanted: dict[str, tuple[bytes, int]] = {}
@@ -290,8 +291,8 @@ async def many_changes(ctx: CaseContext) -> None:
                 if number % 3 == 2:
                     await publisher.publish(topic, b"", qos=1, retain=True)
                     del wanted[topic]
-            await publisher.publish(f"{root}/filler", b"f" * 12_000, qos=1, retain=True)
-            wanted[f"{root}/filler"] = (b"f" * 12_000, 1)
+            await publisher.publish(f"{root}/filler", filler, qos=1, retain=True)
+            wanted[f"{root}/filler"] = (filler, 1)
             if step in (2, 3):
                 # A broker may tidy up only now and then.
                 await pass_time(ctx, 1.3)

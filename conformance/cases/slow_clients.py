@@ -295,7 +295,7 @@ async def all_retained(ctx: CaseContext) -> None:
 
 @_both_versions(
     "many-packets-in-one-segment",
-    in_311=("4.6.0-2",),
+    in_311=("4.3.2-2", "3.8.4-1", "3.10.4-4", "3.12.4-1"),
     in_5=("4.2.0-1",),
     requires=("qos1",),
     mutant="rest-of-a-segment-is-lost",
@@ -305,7 +305,7 @@ async def many_packets(ctx: CaseContext) -> None:
     """All packets of one segment are served, however many and different they are.
 
     One write holds SUBSCRIBE, thirty PUBLISH packets at QoS 1, PINGREQ, UNSUBSCRIBE and another PINGREQ. Each gets
-    its answer: the PUBACKs in order, two PINGRESPs, SUBACK and UNSUBACK. A watcher gets the thirty messages in order.
+    its answer, in any order: the PUBACKs, two PINGRESPs, SUBACK and UNSUBACK. A watcher gets the messages in order.
     """
     topic, other = ctx.topic("many"), ctx.topic("other")
     watcher = await ctx.connect(name="watcher")
@@ -331,7 +331,7 @@ async def many_packets(ctx: CaseContext) -> None:
         else:
             ctx.fail(f"client: expected only answers to its packets; seen {packet and describe(packet)}")
     wanted = [packet.packet_id for packet in publishes]
-    ctx.must(acknowledged == wanted, f"client: expected PUBACKs for {wanted}; seen {acknowledged}")
+    ctx.must(sorted(acknowledged) == wanted, f"client: expected PUBACKs for {wanted}; seen {acknowledged}")
     expected = ["PINGRESP", "PINGRESP", "SUBACK", "UNSUBACK"]
     ctx.must(sorted(others) == expected, f"client: expected {expected}; seen {sorted(others)}")
     for packet in publishes:

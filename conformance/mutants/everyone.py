@@ -14,19 +14,31 @@ from weakref import WeakKeyDictionary, WeakSet
 import msgspec
 
 from assay.conformance.mutants import Patch, variation
+from assay.conformance.mutants.mqtt5_support import no_fast_lane
 from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.config_mqtt import MqttConfig
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections import connection as connection_module
 from assay.reference_broker.mqtt.connections import error_packets as farewell
-from assay.reference_broker.mqtt.connections import handlers, publish_acks
+from assay.reference_broker.mqtt.connections import handlers, handshake, publish_acks
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Packet, PacketType, Unsuback
+from assay.reference_broker.mqtt.wire.packets import (
+    V5,
+    Acknowledgement,
+    Connect,
+    Packet,
+    PacketType,
+    Properties,
+    Unsuback,
+)
 from assay.reference_broker.routing.message import Message
 
 _SLOW_S = (0.03, 0.15)
@@ -38,8 +50,20 @@ _LATE_RETAINED_S = 0.15
 _LATE_RESUME_S = 1.0
 _LATE_CLOSE_S = 1.0
 _A_MOMENT_S = 0.3
+_UP_TO_S = 0.1
 _RUN_IDS = 1_000
+_LONG_ID_BYTES = 200
+_ROOMY_BYTES = 2_000
+_SMALL = {
+    "receive_maximum": 1,
+    "max_packet_bytes": 5_000,
+    "topic_alias_maximum": 0,
+    "max_session_expiry_s": 30,
+    "max_keep_alive_s": 5,
+}
+"""Of a server's configuration, what takes the place of its defaults."""
 _ACKS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP)
+_ANSWERS = (*_ACKS, PacketType.SUBACK, PacketType.UNSUBACK)
 _LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reason.PACKET_IDENTIFIER_NOT_FOUND}
 
 
@@ -111,7 +135,7 @@ def slow_answers(patch: Patch) -> None:
 @variation(
     "any-late-acknowledgements",
     "PUBACK, PUBREC and PUBCOMP come a fifth of a second after whatever their PUBLISH has caused",
-    freedom="4.3.2 and 4.3.3 give acknowledgements no deadline; 4.6 orders them among themselves only",
+    freedom="4.3.2 and 4.3.3 give acknowledgements no deadline; 4.6 orders those of clients among themselves",
 )
 def late_acknowledgements(patch: Patch) -> None:
     def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
@@ -119,6 +143,50 @@ def late_acknowledgements(patch: Patch) -> None:
         return late, _LATE_ACK_S if late else 0.0
 
     send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-answers-in-any-order",
+    "acknowledgements, SUBACKs and UNSUBACKs come in another order than what they answer, and PUBRELs of 5.0, too",
+    freedom="4.6 orders what clients acknowledge; 3.1.1 adds a server's deliveries, with their PUBRELs, and no more",
+)
+def any_order(patch: Patch) -> None:
+    rng = random.Random(12)
+
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        kind = frame[0] >> 4
+        if kind in _ANSWERS or (kind == PacketType.PUBREL and connection.version == V5):
+            return frame, rng.uniform(0.0, _UP_TO_S)
+        return "", 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-late-qos-0",
+    "a server gets to messages of QoS 0 a tenth of a second later than to whatever else their client sends",
+    freedom="4.3.1: nothing answers a PUBLISH of QoS 0, and no clause says when, or behind what, it is forwarded",
+)
+def late_qos_0(patch: Patch) -> None:
+    def make(original: Callable[[Inbound, Message, float], None]) -> Callable[[Inbound, Message, float], None]:
+        def publish(self: Inbound, message: Message, now: float) -> None:
+            if message.topic.startswith("$"):
+                original(self, message, now)
+                return
+            connection, broker, session = self._connection, self._broker, self._connection.session
+
+            def get_to_it(later: float) -> None:
+                if connection.phase is Phase.CLOSED:
+                    broker.publish(message, session, later)
+                else:
+                    original(self, message, later)
+
+            broker.timers.schedule(now + _UP_TO_S, get_to_it)
+
+        return publish
+
+    patch.wrap(Inbound, "_publish_qos0", make)
+    no_fast_lane(patch)
 
 
 @variation(
@@ -424,3 +492,51 @@ def late_forgetting(patch: Patch) -> None:
     patch.wrap(SubscriptionTree, "add", make_add)
     patch.wrap(MqttBroker, "disconnect", make_disconnect)
     patch.wrap(MqttBroker, "connect", make_connect)
+
+
+@variation(
+    "any-small-server",
+    "CONNACK has Receive Maximum 1, packets of 5 kB, no aliases, sessions of 30 s, keep alives of 5 s, an identifier "
+    "of 200 bytes for who has none, and thirty user properties",
+    freedom="3.2.2.3: a server may announce any of these; 3.1.3.1 sets no limit to the identifiers that it gives",
+    silences=(
+        "mqtt5/restart/intervals-go-on-over-restarts",
+        "mqtt5/topic-alias/belongs-to-one-client",
+        "mqtt5/topic-alias/ends-with-its-connection",
+        "mqtt5/topic-alias/may-be-set-anew",
+        "mqtt5/topic-alias/serves-every-qos-and-retained-messages",
+        "mqtt5/topic-alias/stands-for-its-topic",
+        "mqtt5/topic-alias/unknown-refused",
+    ),
+)
+def small_server(patch: Patch) -> None:
+    usual = MqttConfig()
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: MqttBroker, config: BrokerConfig, *arguments: object) -> None:
+            given = {
+                name: value for name, value in _SMALL.items() if getattr(config.mqtt, name) == getattr(usual, name)
+            }
+            config = msgspec.structs.replace(config, mqtt=msgspec.structs.replace(config.mqtt, **given))
+            original(self, config, *arguments)
+
+        return init
+
+    def make_id(original: Callable[..., tuple[str, bool]]) -> Callable[..., tuple[str, bool]]:
+        def client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
+            found, assigned = original(connection, packet)
+            return (found.ljust(_LONG_ID_BYTES, "x") if assigned else found), assigned
+
+        return client_id
+
+    def make_offer(original: Callable[[MqttConnection], Properties]) -> Callable[[MqttConnection], Properties]:
+        def offer(connection: MqttConnection) -> Properties:
+            if connection.max_packet_out < _ROOMY_BYTES:
+                return original(connection)
+            return msgspec.structs.replace(original(connection), user_property=(("region", "here"),) * 30)
+
+        return offer
+
+    patch.wrap(MqttBroker, "__init__", make)
+    patch.wrap(handshake, "_client_id", make_id)
+    patch.wrap(handshake, "_offer", make_offer)

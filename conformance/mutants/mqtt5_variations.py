@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
@@ -67,6 +67,30 @@ def disconnect_is_answered(patch: Patch) -> None:
             connection.send_packet(Disconnect())
         original(connection, packet, now)
 
+    patch.replace(handlers, "_on_disconnect", on_disconnect)
+
+
+@variation(
+    "v5-complains-of-what-follows-disconnect", "who sends more after DISCONNECT is told DISCONNECT 0x83 (Artemis)"
+)
+def complains(patch: Patch) -> None:
+    original = handlers._on_disconnect
+    more: WeakSet[MqttConnection] = WeakSet()
+
+    def make(receive: Callable[[MqttConnection, bytes, float], None]) -> Callable[[MqttConnection, bytes, float], None]:
+        def note(self: MqttConnection, data: bytes, now: float) -> None:
+            if b"\xe0\x00" in data[:-2]:
+                more.add(self)
+            receive(self, data, now)
+
+        return note
+
+    def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+        if connection in more:
+            connection.send_packet(Disconnect(reason=Reason.IMPLEMENTATION_SPECIFIC_ERROR))
+        original(connection, packet, now)
+
+    patch.wrap(MqttConnection, "receive", make)
     patch.replace(handlers, "_on_disconnect", on_disconnect)
 
 

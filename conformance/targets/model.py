@@ -284,6 +284,11 @@ class Target(_Part, frozen=True, kw_only=True):
         """The entry for this case."""
         return next((entry for entry in self.expect_fail if entry.case == case_id), None)
 
+    def surely_fails(self, case_id: str) -> bool:
+        """Whether a failure is expected each time. It accuses nobody of anything new, so that less is waited for it."""
+        entry = self.expected_failure(case_id)
+        return entry is not None and not entry.sometimes
+
 
 def _problems(target: Target) -> list[str]:
     problems = []

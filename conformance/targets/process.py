@@ -65,6 +65,7 @@ class RunningTarget:
         log: Path | None = None,
         second_port: int = 0,
         restart: Callable[[float], Endpoint] | None = None,
+        renew: Callable[[], Endpoint] | None = None,
         drain: threading.Thread | None = None,
     ) -> None:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
@@ -72,6 +73,7 @@ class RunningTarget:
         self.second_port = second_port
         """What ``{websocket_port}`` stood for; 0 = unknown."""
         self._restart = restart
+        self._renew = renew
         self.process = process
 
     def restart_by(self, restart: Callable[[], Endpoint]) -> None:
@@ -92,6 +94,11 @@ class RunningTarget:
             raise TargetStartError(message)
         self.endpoint = self._restart(clock_ahead_s)
         return self.endpoint
+
+    def renew(self) -> None:
+        """Start again without any data, where that can be done. Raises :class:`TargetStartError`."""
+        if self._renew is not None:
+            self.endpoint = self._renew()
 
     @property
     def pid(self) -> int | None:

@@ -10,10 +10,22 @@ from pathlib import Path
 import pytest
 
 from assay.conformance.case import Case, CaseContext, load_cases
+from assay.conformance.cases.queue.support import consume, deliveries
 from assay.conformance.cohort import MOST_TOGETHER, RestartGate, cohorts
 from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.nursery import Nursery
 from assay.conformance.run import Run, RunPlan
-from assay.conformance.targets import Endpoint, RunningTarget, TargetStartError, handshake, parse_target, running
+from assay.conformance.stall import StallWatch
+from assay.conformance.targets import (
+    Endpoint,
+    RunningTarget,
+    TargetStartError,
+    handshake,
+    load_target,
+    parse_target,
+    probe,
+    running,
+)
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 FOREIGN = """
@@ -205,3 +217,57 @@ def test_the_cases_of_a_hosted_broker_wait_until_nobody_else_uses_it(tmp_path: P
             futures = run.submit_all([*others, a_case("restarts", restarts)])
             verdicts = {future.result(60).result.verdict for future in futures.values()}
     assert verdicts == {CaseVerdict.PASS}
+
+
+def test_an_attempt_that_does_not_count_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock was moved back and its queue held messages of before: two accusations of the reference broker."""
+    monkeypatch.setattr(StallWatch, "longest_since", lambda *_: 1.0)
+    seen: list[list[bytes]] = []
+
+    async def run(ctx: CaseContext) -> None:
+        client = await ctx.connect(version=5, name="client")
+        await client.publish("$queue/fixed", b"one", qos=1)
+        await ctx.advance(100)
+        await ctx.restart()
+        consumer = await consume(ctx, "fixed")
+        seen.append([packet.payload for packet in await deliveries(consumer, at_least=1)])
+        ctx.must(len(seen) > 2, "not this time")
+
+    settings = {"queues": {"defaults": {"durability": "fsync"}}}
+    case = a_case("anew", run, requires=("restart", "clock", "settings"), settings=settings)
+    with Nursery() as nursery, nursery.broker(load_target("reference"), "", case) as broker:
+        engine = Engine(broker, probe(broker.target, broker.endpoint), RunOptions(), solo=True)
+        outcome = asyncio.run(engine.run(case))
+    assert outcome.result.verdict is CaseVerdict.PASS, outcome.result.detail
+    assert seen == [[b"one"]] * 3
+
+
+def test_who_fails_each_time_keeps_no_others_waiting(tmp_path: Path) -> None:
+    """Mosquitto: where one waited for what never comes, sixty others waited for the next restart."""
+    looked: list[str] = []
+
+    async def waits(ctx: CaseContext) -> None:
+        looked.append(f"{ctx.case.id} {ctx.second_look()}")
+        ctx.fail("it never came")
+
+    async def passes(ctx: CaseContext) -> None:
+        await ctx.restart()
+
+    cases = [a_case("known", waits), a_case("new", waits), a_case("passes", passes)]
+    text = (
+        FOREIGN
+        + f"""
+[[expect_fail]]
+case = "{cases[0].id}"
+reason = "it never does"
+link = "docs/findings/x.md"
+"""
+    )
+    target = parse_target(text.replace("{python}", sys.executable))
+    with Run(RunPlan(target=target)) as run:
+        futures = run.submit_all(cases)
+        verdicts = [futures[case.id].result(60).result.verdict for case in cases]
+    assert verdicts == [CaseVerdict.XFAIL, CaseVerdict.FAIL, CaseVerdict.PASS]
+    known, new = (f"{case.id} " for case in cases[:2])
+    # The new one is asked among others, then alone, and then without a restart.
+    assert sorted(looked) == [f"{known}False", f"{new}False", f"{new}True", f"{new}True"]

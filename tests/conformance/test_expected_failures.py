@@ -53,3 +53,18 @@ def test_a_step_that_fails_by_chance_is_expected_where_it_is_booked() -> None:
         assert judged_by(other, booked) is other
     with pytest.raises(TargetError, match="needs a statement"):
         parse_target("name = 'x'\n[[expect_step]]\nstatement = ''\nreason = 'r'\nlink = 'l'\n")
+
+
+def test_a_step_that_is_known_by_its_own_case_is_expected_where_that_was_not_asked() -> None:
+    """Artemis answers SUBSCRIBE without a filter; so fails what provokes an end by that, if it is asked alone."""
+    case = load_cases()["mqtt5/disconnect/server-says-goodbye-properly"]
+    known = ExpectedFailure(case="mqtt5/subscribe/without-filter-refused", reason="answered", link="docs/findings/x.md")
+    booked = list(Rule.EMPTY_SUBSCRIBE.clauses(5))
+
+    def judged_by(entry: ExpectedFailure, clauses: list[str]) -> CaseVerdict:
+        result = msgspec.structs.replace(blank_result(case, CaseVerdict.FAIL, ""), clauses=clauses)
+        return with_expectation(result, Target(name="x", expect_fail=(entry,))).verdict
+
+    assert judged_by(known, booked) is CaseVerdict.XFAIL
+    assert judged_by(known, list(case.clauses)) is CaseVerdict.FAIL, "what the case itself is about"
+    assert judged_by(msgspec.structs.replace(known, case=PING.id), booked) is CaseVerdict.FAIL

@@ -73,6 +73,14 @@ def test_a_fault_is_charged_to_its_own_case_only(mutant: str, guilty: str, innoc
     assert verdicts(broken(mutant), guilty, innocent) == [CaseVerdict.FAIL, CaseVerdict.PASS]
 
 
+def test_messages_in_another_order_are_charged_to_their_order_alone() -> None:
+    """Artemis: what a case compares is wrong there, and all that is wrong of it is when it came."""
+    (outcome,) = outcomes(broken("confused-order"), "mqtt5/qos/delivery-at-qos1-uses-free-identifiers")
+    assert outcome.result.verdict is CaseVerdict.FAIL
+    assert outcome.result.clauses == ["MQTT-4.6.0-5", "MQTT-4.6.0-6"]
+    assert "came behind one that was published later" in outcome.result.detail
+
+
 def test_code_4_for_a_malformed_login_is_reported_and_not_failed() -> None:
     ids = ("mqtt311/connect/password-needs-a-user-name", "mqtt311/malformed/connect-text-must-be-utf-8")
     for outcome in outcomes(broken("v3-malformed-login-gets-code-4"), *ids):

@@ -34,28 +34,36 @@ async def same_order(ctx: CaseContext) -> None:
 @case(
     "mqtt311/order/acknowledgements-come-in-order",
     clauses=("MQTT-4.6.0-2", "MQTT-4.6.0-3", "MQTT-4.6.0-6"),
+    level="SHOULD",
     requires=("qos1",),
     mutant="v3-acknowledgements-swapped",
-    near_miss="v3-one-packet-at-a-time",
+    near_miss="any-answers-in-any-order",
 )
 async def acknowledgements(ctx: CaseContext) -> None:
     """PUBACKs come in the order of the QoS 1 PUBLISHes, PUBRECs in the order of the QoS 2 PUBLISHes.
 
-    Ten of each that the broker takes are sent in one write. (The rules are the client's; 4.6.0-6 asks the server too.)
+    Ten of each that the broker takes are sent in one write. The rules are the client's: 4.6.0-6 asks a server for them
+    when it delivers, and not when it is published to, so that another order is reported, and all must come.
     """
     publisher = await ctx.connect(name="publisher")
     identifiers = list(range(1, 11))
     publisher.send(*(Publish(topic=ctx.topic(), qos=1, packet_id=number) for number in identifiers))
     acknowledged = [(await publisher.expect(Puback)).packet_id for _ in identifiers]
-    ctx.must(acknowledged == identifiers, f"publisher: expected PUBACKs {identifiers}; seen {acknowledged}")
+    _check_order(ctx, "PUBACKs", identifiers, acknowledged)
     if not ctx.capabilities["qos2"]:
         return
     publisher.send(*(Publish(topic=ctx.topic(), qos=2, packet_id=number) for number in identifiers))
     received = [(await publisher.expect(Pubrec)).packet_id for _ in identifiers]
-    ctx.must(received == identifiers, f"publisher: expected PUBRECs {identifiers}; seen {received}")
+    _check_order(ctx, "PUBRECs", identifiers, received)
     publisher.send(*(Pubrel(packet_id=number) for number in identifiers))
     for _ in identifiers:
         await publisher.expect(Pubcomp)
+
+
+def _check_order(ctx: CaseContext, what: str, wanted: list[int], seen: list[int]) -> None:
+    text = f"publisher: expected {what} {wanted}; seen {seen}"
+    ctx.must(sorted(seen) == wanted, text)
+    ctx.should(seen == wanted, text)
 
 
 @case(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import delivered, qos_levels
-from assay.conformance.wire import Publish
 
 
 @case(
@@ -80,15 +79,16 @@ async def existing_subscriber(ctx: CaseContext) -> None:
 async def replaced(ctx: CaseContext) -> None:
     """The newest retained message of a topic replaces the one before.
 
-    A message at QoS 1 is followed by another at QoS 1 and one at QoS 0. Each time a new subscriber gets the newest and
-    only that; for the one at QoS 0 a broker may keep nothing, but never the older one.
+    A message at QoS 1 is followed by another at QoS 1 and one at QoS 0. Each time, when a watcher has it, a new
+    subscriber gets the newest and only that; for the one at QoS 0 a broker may keep nothing, but never the older one.
     """
     topic = ctx.topic()
     publisher = await ctx.connect(name="publisher")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
     for payload, qos in ((b"first", 1), (b"second", 1), (b"third", 0)):
-        publisher_id = await publisher.publish(topic, payload, qos=qos, retain=True)
-        ctx.note(f"published {payload!r} with identifier {publisher_id}")
-        await publisher.expect_nothing()
+        await publisher.publish(topic, payload, qos=qos, retain=True)
+        await watcher.expect_publish(topic, payload)
         subscriber = await ctx.connect(name=payload.decode())
         await subscriber.subscribe(topic)
         messages = await delivered(ctx, publisher, subscriber, at_least=1)
@@ -208,11 +208,15 @@ async def outlives_session(ctx: CaseContext) -> None:
 async def qos_kept(ctx: CaseContext) -> None:
     """A retained message keeps its QoS, and is delivered at the lower of that and the granted one.
 
-    Messages retained at QoS 1 and 2, in the place of one at QoS 0, are delivered to a subscriber that asked for QoS 2.
+    Messages retained at QoS 1 and 2, in the place of one at QoS 0 that a watcher has, are delivered to a subscriber
+    that asked for QoS 2.
     """
     publisher = await ctx.connect(name="publisher")
+    watcher = await ctx.connect(name="watcher")
     for qos in qos_levels(ctx)[1:]:
-        publisher.send(Publish(topic=ctx.topic(f"{qos}"), retain=True, payload=b"any"))
+        await watcher.subscribe(ctx.topic(f"{qos}"))
+        await publisher.publish(ctx.topic(f"{qos}"), b"any", retain=True)
+        await watcher.expect_publish(ctx.topic(f"{qos}"), b"any")
         await publisher.publish(ctx.topic(f"{qos}"), b"kept", qos=qos, retain=True)
         await publisher.expect_nothing()
         subscriber = await ctx.connect(name=f"qos {qos}")

@@ -7,7 +7,6 @@ messages, messages with properties, of every QoS, some too large, settlements th
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ class _Burst:
 
     def __init__(self) -> None:
         self.packets: list[Packet] = []
-        self.answers: dict[type[Packet], deque[tuple[int, bool]]] = {Puback: deque(), Pubrec: deque(), Pubcomp: deque()}
+        self.answers: dict[type[Packet], dict[int, bool]] = {Puback: {}, Pubrec: {}, Pubcomp: {}}
 
 
 class _Mixer:
@@ -53,7 +52,7 @@ class _Mixer:
         properties = Properties(user_property=pairs)
         burst.packets.append(Publish(topic=topic, payload=payload, qos=qos, packet_id=packet_id, properties=properties))
         if qos:
-            burst.answers[Puback if qos == 1 else Pubrec].append((packet_id, taken))
+            burst.answers[Puback if qos == 1 else Pubrec][packet_id] = taken
         return packet_id
 
     def _messages(self, burst: _Burst, count: int) -> None:
@@ -91,7 +90,7 @@ class _Mixer:
     def release(self, burst: _Burst) -> None:
         for packet_id in self.received:
             burst.packets.append(Pubrel(packet_id=packet_id))
-            burst.answers[Pubcomp].append((packet_id, True))
+            burst.answers[Pubcomp][packet_id] = True
         self.received = []
 
     def burst(self) -> _Burst:
@@ -114,14 +113,13 @@ class _Mixer:
             if isinstance(packet, Publish):
                 await self._take(packet)
                 continue
-            if not isinstance(packet, Puback | Pubrec | Pubcomp) or not burst.answers[type(packet)]:
+            # No statement has a server acknowledge in order (MQTT 5.0, 4.6).
+            answers = {} if packet is None else burst.answers.get(type(packet), {})
+            if not isinstance(packet, Puback | Pubrec | Pubcomp) or packet.packet_id not in answers:
                 self.ctx.fail(f"{self.client.name}: expected other answers; seen {packet and describe(packet)}")
-            packet_id, taken = burst.answers[type(packet)].popleft()
-            what = (
-                f"{self.client.name}: expected {'success' if taken else 'a failure'} for {packet_id}, the next in order"
-            )
-            right = packet.packet_id == packet_id and (packet.reason_code < 0x80) == taken
-            self.ctx.must(right, f"{what}; seen {describe(packet)}")
+            taken = answers.pop(packet.packet_id)
+            what = f"{self.client.name}: expected {'success' if taken else 'a failure'} for {packet.packet_id}"
+            self.ctx.must((packet.reason_code < 0x80) == taken, f"{what}; seen {describe(packet)}")
 
     async def _take(self, delivery: Publish) -> None:
         payload = delivery.payload
