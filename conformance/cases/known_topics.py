@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.case import CaseContext, CaseFunction, case
-from assay.conformance.cases.mqtt5.support import delivered
+from assay.conformance.cases.mqtt5.support import delivered, meanwhile, publish_all
 from assay.conformance.cases.mqtt311.topic import _MULTI_LEVEL, _SINGLE_LEVEL
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Publish, Subscription
@@ -155,6 +155,38 @@ async def known_topics(ctx: CaseContext) -> None:
     Filters with and without wildcards come, go and come back, with a message for the same topic after each change.
     """
     await _walk_changes(ctx, ("",))
+
+
+@_both_versions(
+    "many-topics-in-one-write",
+    area="publish",
+    in_311=("3.3.2-3", "3.8.4-6", "4.6.0-6"),
+    in_5=("3.3.2-3", "3.8.4-8", "4.6.0-5"),
+    requires=("wildcards", "qos1"),
+    mutant="mixed-bursts-repeat-a-packet",
+)
+async def many_topics(ctx: CaseContext) -> None:
+    """Messages of many topics and sizes in one write reach who asked for them, each on its own topic, in their order.
+
+    Sixty messages at QoS 1 (or as many at once as the broker takes) of six topics, most of them new, and of any size.
+    One client has a filter for all of them, another for three: each gets its messages of each topic in order.
+    """
+    names = [ctx.topic(f"{family}/{number}") for family in ("one", "two") for number in range(3)]
+    everything = await _listening(ctx, ctx.topic("#"), qos=1)
+    some = await _listening(ctx, ctx.topic("two/+"), qos=1)
+    publisher = await ctx.connect(name="publisher")
+    messages = [
+        Publish(topic=ctx.rng.choice(names), payload=b"%d " % number + b"x" * ctx.rng.choice((0, 9, 120, 200)), qos=1)
+        for number in range(60)
+    ]
+    async with meanwhile(publish_all(publisher, messages)):
+        for client, topics in ((everything, names), (some, names[3:])):
+            wanted = {name: [each.payload for each in messages if each.topic == name] for name in topics}
+            found: dict[str, list[bytes]] = {name: [] for name in topics}
+            for _ in range(sum(map(len, wanted.values()))):
+                message = await client.expect_publish()
+                found.setdefault(message.topic, []).append(message.payload)
+            ctx.must(found == wanted, f"filter {client.name}: expected {wanted}; seen {found}")
 
 
 @_both_versions(

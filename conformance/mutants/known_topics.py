@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.routing import Route, SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.mqtt.batches.runs import MixedRun
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.routing.message import Message
@@ -71,3 +72,20 @@ def shares_clear_flag(patch: Patch) -> None:
         return True
 
     patch.replace(MqttBroker, "_share", share)
+
+
+@mutant("mixed-bursts-repeat-a-packet", "of packets that come together the last is passed on as the one before it")
+def bursts_repeat(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: MixedRun, data: bytes, topic_ends: Sequence[int], ends: Sequence[int], skipped: int) -> None:
+            if len(ends) > 2:
+                start, end, topic_end, last = ends[-3], ends[-2], topic_ends[-2], topic_ends[-1]
+                again = data[start:topic_end] + data[last : last + 2] + data[topic_end + 2 : end]
+                data = data[:end] + again
+                topic_ends = [*topic_ends[:-1], topic_end + end - start]
+                ends = [*ends[:-1], 2 * end - start]
+            original(self, data, topic_ends, ends, skipped)
+
+        return init
+
+    patch.wrap(MixedRun, "__init__", make)

@@ -37,6 +37,8 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
+MAX_WORK = 1_024
+"""What the packets of one connection may have done in a turn beside them, as :attr:`Broker.work` counts it."""
 MAX_SLICES = 4
 """Connections whose input waited that a turn goes on with."""
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
+from assay.conformance.wire.decode import Decoder
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import (
     AclConfig,
@@ -338,10 +339,11 @@ def test_many_receivers_are_not_compared_for_each_packet(
     assert outputs[1:] == [b"".join(frames)] * receivers
 
 
-def test_looking_for_blocks_is_linear() -> None:
-    """Packets that form no block, since an unknown topic stands between any two, are looked at twice at most."""
-    life = _life(4, [("#", 0, 0, None)])
-    frames = _encoded(4, [("a", 0, 3, ""), *((f"new/{number}", 0, number % 9, "") for number in range(500))])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_looking_for_blocks_is_linear(qos: int) -> None:
+    """Packets that form no block, since one of another kind stands between any two, are looked at twice at most."""
+    life = _life(4, [("#", 1, 0, None)])
+    sent = [("a", qos, number % 9, "retain" if number % 2 else "") for number in range(500)]
     looked_at = 0
     original = Inbound._block
 
@@ -352,5 +354,45 @@ def test_looking_for_blocks_is_linear() -> None:
         return block
 
     with mock.patch.object(Inbound, "_block", counted):
-        life.send([b"".join(frames)])
-    assert looked_at <= 2 * len(frames)
+        life.send([b"".join(_encoded(4, sent))])
+    assert looked_at <= 2 * len(sent)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_new_topics_join_a_block_and_a_turn_has_so_many_of_them(qos: int) -> None:
+    life = _life(4, [("#", qos, 0, None)])
+    sent = [(f"new/{number}", qos, number % 9, "") for number in range(3_000)]
+    blocks: list[int] = []
+    original = Inbound._block
+
+    def counted(self: Inbound, *arguments: object) -> object:
+        block = original(self, *arguments)  # type: ignore[arg-type]
+        blocks.append(len(block.ends))
+        return block
+
+    with mock.patch.object(Inbound, "_block", counted):
+        life.node.receive(life.publisher, b"".join(_encoded(4, sent)), NOW)
+    assert 900 < sum(blocks) <= 1_100
+    assert max(blocks) > 900
+    life.send([])
+    assert life.node.state.published == 3_000
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("qos", [1, 2])
+def test_receivers_of_a_block_get_ids_of_their_own_and_all_of_it_again(version: int, qos: int) -> None:
+    sent = [(TOPICS[number % 4], qos, 10 + 7 * number, "") for number in range(25)]
+    life = _life(version, [("#", 2, 0, None), ("#", qos, 0, None)])
+    with mock.patch.object(Inbound, "_on_plain", side_effect=AssertionError("one by one")):
+        outputs = life.send([b"".join(_encoded(version, sent))])[0]
+    assert isinstance(outputs, list)
+    assert len(outputs[0]) == 4 * len(sent)
+    wanted = [(topic, qos, bytes([number]) * size) for number, (topic, _, size, _) in enumerate(sent, 1)]
+    for output, client in zip(outputs[1:], life.clients[1:], strict=True):
+        found = [packet for packet in Decoder(version).feed(output) if isinstance(packet, Publish)]
+        assert [(packet.topic, packet.qos, packet.payload) for packet in found] == wanted
+        assert [packet.packet_id for packet in found] == list(range(1, 26))
+        held = client.active_session.in_flight
+        again = [held[packet.packet_id].message_for(packet.packet_id) for packet in found]
+        assert [(message.topic, message.qos, message.payload) for message in again] == wanted
+        assert {message.publisher for message in again} == {"publisher"}

@@ -6,7 +6,11 @@ acknowledgements. Slicing with a step reads or writes one field of all of them a
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from itertools import chain
+
+from assay.reference_broker.routing.message import Message
 
 _PACKET_IDS = bytes(chain.from_iterable((number >> 8, number & 0xFF) for number in range(65_536)))
 _FIRST_WINDOW_BYTES = 32
@@ -14,6 +18,74 @@ _WINDOW_BYTES = 1_024
 """Acknowledgements are looked for in so many bytes at once, whatever is behind them; in fewer first, since types may
 take turns."""
 _MOST_BYTES = 16_384
+
+
+class AlikeRun:
+    """QoS 1 or 2 PUBLISH packets of one topic and size."""
+
+    __slots__ = ("_data", "_id_at", "_payload_at", "_stride", "_topic", "count", "ids", "payload_bytes", "size")
+
+    def __init__(self, topic: str, data: bytes, stride: int, id_at: int, payload_at: int) -> None:
+        """``stride``: of a packet; ``id_at`` and ``payload_at``: where it has these."""
+        self._topic = topic
+        self._data = data
+        self._stride = stride
+        self._id_at = id_at
+        self._payload_at = payload_at
+        self.count = len(data) // stride
+        self.size = len(data)
+        self.payload_bytes = self.count * (stride - payload_at)
+        self.ids = ids_of(data, stride, id_at)
+
+    def with_ids(self, ids: bytes) -> bytes:
+        """The packets under other packet ids."""
+        stamped = bytearray(self._data)
+        stamped[self._id_at :: self._stride] = ids[0::2]
+        stamped[self._id_at + 1 :: self._stride] = ids[1::2]
+        return bytes(stamped)
+
+    def message(self, index: int, qos: int, publisher: str) -> Message:
+        """What one of them says."""
+        start = index * self._stride
+        payload = self._data[start + self._payload_at : start + self._stride]
+        return Message(topic=self._topic, payload=payload, qos=qos, publisher=publisher)
+
+
+class MixedRun:
+    """QoS 1 or 2 PUBLISH packets of any topics and sizes, without properties, each shorter than 16 384 bytes."""
+
+    __slots__ = ("_data", "_ends", "_pieces", "_skipped", "count", "ids", "payload_bytes", "size")
+
+    def __init__(self, data: bytes, topic_ends: Sequence[int], ends: Sequence[int], skipped: int) -> None:
+        """``ends``: where each packet ends; ``skipped``: bytes between its topic and its payload."""
+        self._data = data
+        # Kept until all are acknowledged: in as little memory as possible.
+        self._ends = array("I", ends)
+        self._skipped = skipped
+        self.count = len(ends)
+        self.size = len(data) + 4 * self.count
+        self.payload_bytes = sum(ends) - sum(topic_ends) - self.count * skipped
+        self.ids = b"".join([data[at : at + 2] for at in topic_ends])
+        pieces = [b""] * (2 * self.count + 1)
+        pieces[0::2] = [
+            data[start:end]
+            for start, end in zip((0, *[at + 2 for at in topic_ends]), (*topic_ends, len(data)), strict=True)
+        ]
+        self._pieces = pieces
+
+    def with_ids(self, ids: bytes) -> bytes:
+        """As :meth:`AlikeRun.with_ids`."""
+        self._pieces[1::2] = [ids[at : at + 2] for at in range(0, len(ids), 2)]
+        return b"".join(self._pieces)
+
+    def message(self, index: int, qos: int, publisher: str) -> Message:
+        """As :meth:`AlikeRun.message`."""
+        data = self._data
+        start = self._ends[index - 1] if index else 0
+        topic_at = start + 4 + (data[start + 1] >= 0x80)
+        topic_end = topic_at + (data[topic_at - 2] << 8 | data[topic_at - 1])
+        payload = data[topic_end + self._skipped : self._ends[index]]
+        return Message(topic=data[topic_at:topic_end].decode(), payload=payload, qos=qos, publisher=publisher)
 
 
 def packet_id_bytes(first: int, count: int) -> bytes:
@@ -27,14 +99,6 @@ def ids_of(run: bytes, stride: int, offset: int) -> bytes:
     ids[0::2] = run[offset::stride]
     ids[1::2] = run[offset + 1 :: stride]
     return bytes(ids)
-
-
-def with_ids(run: bytes, stride: int, offset: int, ids: bytes) -> bytes:
-    """The run with other packet ids."""
-    stamped = bytearray(run)
-    stamped[offset::stride] = ids[0::2]
-    stamped[offset + 1 :: stride] = ids[1::2]
-    return bytes(stamped)
 
 
 def numbers(ids: bytes) -> list[int]:

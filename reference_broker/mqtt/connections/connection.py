@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.mqtt.batches import runs
@@ -46,8 +47,6 @@ _ACKNOWLEDGEMENTS = {
 """First byte -> type of the packets that have a 4-byte short form."""
 MAX_PACKETS = 1_024
 """Packets, or runs of them, of one connection that a turn handles; the rest waits for the next turn."""
-MAX_WORK = 1_024
-"""What they may do beside that, about as much as so many packets: see :attr:`Broker.work`."""
 _PACKETS = range(MAX_PACKETS)
 _SMALL_BYTES = 4_096
 """Input that is handled at once even while others wait for the next turn."""

@@ -1,9 +1,8 @@
 """PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with fast ways.
 
-Packets that start with the same bytes (header, length, topic) form a run, which is found by comparing prefixes. A run
-whose receivers may all get the packets as they are, but for packet ids, is forwarded as one block: see ``runs``.
-Packets of any topics and sizes that reach the same receivers at QoS 0 are forwarded as one block, too: the very bytes,
-or, published at QoS 1, without their packet ids. Everything else takes the general way, one packet at a time.
+Packets that start with the same bytes (header, length, topic) form a run, which is found by comparing prefixes. Packets
+of any topics and sizes that reach the same receivers are forwarded as one block, too: the very bytes, without their
+packet ids (QoS 1 to QoS 0), or with other ones (see ``runs``). Everything else takes the general way, one at a time.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.routing import Route
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.ack_runs import ACK_LEVEL
+from assay.reference_broker.mqtt.batches.runs import AlikeRun, MixedRun
 from assay.reference_broker.mqtt.connections import administration, handlers
 from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks
 from assay.reference_broker.mqtt.connections.queue_batches import QueueBatches
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _MAX_PLANS = 1_024
 _MAX_BLOCK = 4_096
 """Packets of different topics and sizes that are forwarded in one go."""
+_FEWEST_ALIKE = 8
+"""Fewer packets of one topic and size are a block like others."""
 _COMPARED_RECEIVERS = 32
 """Longer lists of receivers are not compared for each packet: they are the same where it is one list."""
 MAX_PLAN_BYTES = 1024 * 1024
@@ -199,11 +202,9 @@ class Inbound(PublishAcks):
         # From here on: no DUP, no RETAIN, no properties.
         topic_bytes = data[body + 2 : topic_end]
         plan = self._plans[qos].get(topic_bytes)
-        if plan is None:
-            plan = self._new_plan(topic_bytes, qos)
+        if plan is None or plan.epoch != self._broker.tree.epoch:
+            plan = self._plan(topic_bytes, qos)
         stride = end - start
-        if plan.epoch != self._broker.tree.epoch:
-            self._renew(plan, qos)
         targets = plan.targets
         # A remaining length that is not in its shortest form, which 3.1.1 does not demand, does not go to others.
         if targets is not None and stride <= plan.max_frame_bytes and (body - start == 2 or data[body - 1]):
@@ -227,16 +228,10 @@ class Inbound(PublishAcks):
                 self._forward(data[start:run_end], count, payload_bytes, targets)
                 return run_end
             elif data is not self.refused or start >= self.refused_end:
-                prefix = data[start:topic_end]
-                # A longer run than any window takes is not looked for.
-                last = min(len(data) - stride, start + MAX_PACKET_ID * stride)
-                run_end = end
-                while run_end <= last and data.startswith(prefix, run_end):
-                    run_end += stride
-                if run_end > end:
-                    if self._forward_run(plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start):
-                        return run_end
-                    self.refused, self.refused_end = data, run_end
+                run, run_end = self._find_run(data, start, topic_end, payload_at, end, plan)
+                if run is not None and self._forward_run(targets, qos, run):
+                    return run_end
+                self.refused, self.refused_end = data, run_end
         elif (
             plan.is_queue
             and qos == 1
@@ -246,13 +241,38 @@ class Inbound(PublishAcks):
         self._on_plain(plan, qos, data, topic_end, payload_at, end, now)
         return end
 
+    def _find_run(
+        self, data: bytes, start: int, topic_end: int, payload_at: int, end: int, plan: _Plan
+    ) -> tuple[AlikeRun | MixedRun | None, int]:
+        """QoS 1 and 2: the packets from ``start`` on that go where the first goes, and where they end; None where it is
+        alone, or goes the general way with those behind it."""
+        five = self._connection.version == V5
+        prefix, stride = data[start:topic_end], end - start
+        # A longer run than any window takes is not looked for.
+        last = min(len(data) - stride, start + MAX_PACKET_ID * stride)
+        run_end = end
+        while run_end <= last and data.startswith(prefix, run_end):
+            run_end += stride
+        if run_end - start >= _FEWEST_ALIKE * stride:
+            if five and any(data[payload_at - 1 : run_end : stride]):
+                # Some have properties.
+                return None, run_end
+            return AlikeRun(plan.topic, data[start:run_end], stride, topic_end - start, payload_at - start), run_end
+        _, topic_ends, ends = self._block(data, start, data[start], plan, five)
+        if len(ends) < 2:
+            return None, end
+        skipped = payload_at - topic_end
+        run = MixedRun(data[start : ends[-1]], [at - start for at in topic_ends], [at - start for at in ends], skipped)
+        return run, ends[-1]
+
     def _block(self, data: bytes, position: int, header: int, plan: _Plan, five: bool) -> _Block:
         """Packets from ``position`` on, of any topics and sizes, that this plan's receivers get as they get its own:
-        those that start with ``header``, have no properties, and whose plans are known."""
+        those that start with ``header`` and have no properties."""
         size, epoch, targets, is_lowered = len(data), self._broker.tree.epoch, plan.targets, plan.is_lowered
         assert targets is not None
         is_compared = len(targets) <= _COMPARED_RECEIVERS
-        plan_of = self._plans[header >> 1 & 3].get
+        qos = header >> 1 & 3
+        plan_of = self._plans[qos].get
         id_bytes = 2 if header & 6 else 0
         topics: list[int] = []
         topic_ends: list[int] = []
@@ -274,10 +294,17 @@ class Inbound(PublishAcks):
             if topic_end + id_bytes + five > end:
                 break
             other = plan_of(data[body + 2 : topic_end])
+            if other is None or other.epoch != epoch:
+                if self._broker.work >= MAX_WORK:
+                    break
+                self._broker.work += 1
+                try:
+                    other = self._plan(data[body + 2 : topic_end], qos)
+                except ProtocolError:
+                    # The general way says what is wrong.
+                    break
             if (
-                other is None
-                or other.epoch != epoch
-                or end - position > other.max_frame_bytes
+                end - position > other.max_frame_bytes
                 or (other.targets is not targets and not (is_compared and other.targets == targets))
                 or other.is_lowered is not is_lowered
                 or (five and data[topic_end + id_bytes])
@@ -328,23 +355,20 @@ class Inbound(PublishAcks):
             # Who has no room loses the whole block.
             traffic.payload_bytes_sent += sent // count * payload_bytes
 
-    def _forward_run(self, plan: _Plan, qos: int, run: bytes, stride: int, id_at: int, payload_at: int) -> bool:
+    def _forward_run(self, targets: list[MqttConnection], qos: int, run: AlikeRun | MixedRun) -> bool:
         """QoS 1 and 2: the bytes with packet ids of the receiver's. False: nothing was done, take the general way."""
         connection = self._connection
         session = connection.session
         assert session is not None
         broker = self._broker
+        count, ids = run.count, run.ids
         if broker.room_bytes is not None:
-            broker.room_bytes -= len(run)
+            broker.room_bytes -= run.size
             if broker.room_bytes < 0:
                 # What needs room on the disk is refused, one by one.
                 return False
-        count = len(run) // stride
-        ids = runs.ids_of(run, stride, id_at)
         inbound: list[int] = []
         if b"\0" in ids[0::2] and 0 in runs.numbers(ids):
-            return False
-        if connection.version == V5 and any(run[payload_at - 1 :: stride]):
             return False
         if qos == 2:
             inbound = runs.numbers(ids)
@@ -355,31 +379,38 @@ class Inbound(PublishAcks):
                 return False
             if len(known) + count > session.ids_paid and not session.pays_for_ids(len(known) + count):
                 return False
-        assert plan.targets is not None
-        if not plan.targets and connection.version == V5:
+        if not targets and connection.version == V5:
             return False
-        if stride >= LARGE_BYTES and len(run) * len(plan.targets) > self._config.turn_bytes:
+        if run.size >= count * LARGE_BYTES and run.size * len(targets) > self._config.turn_bytes:
             # One by one, until this turn has sent enough.
             return False
-        starts = [target.outbound.can_send_run(count, len(run)) for target in plan.targets]
+        starts = [target.outbound.can_send_run(run) for target in targets]
         if not all(starts):
             return False
-        for target, first in zip(plan.targets, starts, strict=True):
-            target.outbound.send_run(plan.topic, qos, run, stride, id_at, payload_at, first, connection.client_id)
+        for target, first in zip(targets, starts, strict=True):
+            target.outbound.send_run(run, qos, first, connection.client_id)
         if qos == 2:
             session.inbound_qos2.update(dict.fromkeys(inbound, True))
             self._left_over.difference_update(inbound)
         traffic = self._traffic
         sent = count * len(starts)
         self._broker.work += sent >> 6
-        payload_bytes = stride - payload_at
         traffic.publishes_received += count
-        traffic.payload_bytes_received += count * payload_bytes
+        traffic.payload_bytes_received += run.payload_bytes
         traffic.publishes_sent += sent
-        traffic.payload_bytes_sent += sent * payload_bytes
+        traffic.payload_bytes_sent += len(starts) * run.payload_bytes
         self._broker.published += count
         self.acknowledge(runs.acknowledgements(ACK_STARTS[qos], ids), count * (qos == 1))
         return True
+
+    def _plan(self, topic_bytes: bytes, qos: int) -> _Plan:
+        """The plan of a topic, as it is now. Raises :class:`ProtocolError`."""
+        plan = self._plans[qos].get(topic_bytes)
+        if plan is None:
+            plan = self._new_plan(topic_bytes, qos)
+        if plan.epoch != self._broker.tree.epoch:
+            self._renew(plan, qos)
+        return plan
 
     def _new_plan(self, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.batches.runs import AlikeRun, MixedRun
 from assay.reference_broker.mqtt.sessions.session import RELEASED, WAIT_PUBACK, OutgoingRun, OutgoingState
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.wire.packets import V5, V311, Acknowledgement, PacketType
@@ -21,9 +22,9 @@ _FINISHED_BY = {PacketType.PUBACK: WAIT_PUBACK, PacketType.PUBCOMP: OutgoingStat
 _PUBREL_START = b"\x62\x02"
 
 
-def _held_bytes(count: int, size: int) -> int:
-    """What a run of so many packets, of ``size`` bytes in all, takes in memory."""
-    return size + count * HOLDER_BYTES
+def _held_bytes(run: AlikeRun | MixedRun) -> int:
+    """What it takes in memory."""
+    return run.size + run.count * HOLDER_BYTES
 
 
 class Outbound:
@@ -52,24 +53,19 @@ class Outbound:
         self.dropped += count
         self._traffic.dropped += count
 
-    def can_send_run(self, count: int, size: int) -> int:
-        """As :meth:`Session.can_send_run`, for packets of ``size`` bytes in all."""
-        return self._connection.active_session.can_send_run(count, _held_bytes(count, size))
+    def can_send_run(self, run: AlikeRun | MixedRun) -> int:
+        """As :meth:`Session.can_send_run`."""
+        return self._connection.active_session.can_send_run(run.count, _held_bytes(run))
 
-    def send_run(
-        self, topic: str, qos: int, run: bytes, stride: int, id_at: int, payload_at: int, first: int, publisher: str
-    ) -> None:
+    def send_run(self, run: AlikeRun | MixedRun, qos: int, first: int, publisher: str) -> None:
         """Send a run of QoS 1 or 2 packets under the packet ids from ``first``."""
 
         def make(packet_id: int) -> Message:
-            start = (packet_id - first) * stride
-            payload = run[start + payload_at : start + stride]
-            return Message(topic=topic, payload=payload, qos=qos, publisher=publisher)
+            return run.message(packet_id - first, qos, publisher)
 
-        count = len(run) // stride
-        held_bytes = _held_bytes(count, len(run))
-        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make, count, held_bytes))
-        self._connection.send(runs.with_ids(run, stride, id_at, runs.packet_id_bytes(first, count)))
+        outgoing = OutgoingRun(qos, make, run.count, _held_bytes(run))
+        self._connection.active_session.start_run(first, run.count, outgoing)
+        self._connection.send(run.with_ids(runs.packet_id_bytes(first, run.count)))
 
     def send_publish(
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
