@@ -212,8 +212,8 @@ async def qos_kept(ctx: CaseContext) -> None:
     that asked for QoS 2.
     """
     publisher = await ctx.connect(name="publisher")
-    watcher = await ctx.connect(name="watcher")
     for qos in qos_levels(ctx)[1:]:
+        watcher = await ctx.connect(name="watcher")
         await watcher.subscribe(ctx.topic(f"{qos}"))
         await publisher.publish(ctx.topic(f"{qos}"), b"any", retain=True)
         await watcher.expect_publish(ctx.topic(f"{qos}"), b"any")
