@@ -16,6 +16,8 @@ class Case(StrEnum):
     QOS_0 = "qos0"
     QOS_1 = "qos1"
     QOS_2 = "qos2"
+    MIXED = "mixed"
+    """As devices send: payloads of 10 to 1,000 bytes over 1,000 topics in random order, or each on a new topic."""
     FAN_OUT = "fan-out"
     FAN_IN = "fan-in"
     SUBSCRIPTIONS = "subscriptions"
@@ -108,6 +110,11 @@ LINES: tuple[Line, ...] = (
     _rate("qos0", Case.QOS_0, "1 -> 1, QoS 0", Aim(times=5.0, peer="mosquitto"), _AHEAD),
     _rate("qos1", Case.QOS_1, "1 -> 1, QoS 1", Aim(times=5.0, peer="mosquitto"), _AHEAD),
     _rate("qos2", Case.QOS_2, "1 -> 1, QoS 2", Aim(times=3.0, peer="mosquitto"), _AHEAD),
+    _rate("mixed_qos0", Case.MIXED, "1 -> 1, 1,000 topics, any size, QoS 0", _AHEAD),
+    _rate("mixed_qos1_to_0", Case.MIXED, "likewise, QoS 1 in, QoS 0 out", _AHEAD),
+    _rate("mixed_qos1", Case.MIXED, "likewise, QoS 1", _AHEAD),
+    _rate("new_qos0", Case.MIXED, "1 -> 1, every topic new, any size, QoS 0", _AHEAD),
+    _rate("new_qos1", Case.MIXED, "likewise, QoS 1", _AHEAD),
     _rate("fan_out_qos0", Case.FAN_OUT, "1 -> {crowd}, QoS 0, deliveries", _AHEAD),
     _rate("fan_out_qos1", Case.FAN_OUT, "1 -> {crowd}, QoS 1, deliveries", _AHEAD),
     _rate("fan_out_single", Case.FAN_OUT, "1 -> {crowd}, QoS 0, one at a time, deliveries", _AHEAD),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,40 @@ def read_acks(chunk: memoryview) -> tuple[npt.NDArray[np.uint8], Ids]:
         message = f"expected four-byte acknowledgements, received {bytes(chunk[:16]).hex()}..."
         raise ValueError(message)
     return acks["type"], acks["packet_id"].astype(np.uint16)
+
+
+def in_sequence(what: str, sequences: Sequences, expected: int) -> int:
+    """The next expected number. Raises :class:`ValueError` at the first gap, repetition or disorder."""
+    wanted = np.arange(expected, expected + len(sequences), dtype=np.uint64)
+    if not np.array_equal(sequences, wanted):
+        at = int(np.argmax(sequences != wanted))
+        message = f"{what} out of sequence: expected message {int(wanted[at])}, received {int(sequences[at])}"
+        raise ValueError(message)
+    return expected + len(sequences)
+
+
+class Delivered(NamedTuple):
+    """Deliveries at the start of a chunk."""
+
+    messages: int
+    size: int
+    """Bytes of them."""
+    ids: Ids | None
+    """None at QoS 0."""
+
+
+class Frames(Protocol):
+    """What a publisher sends, and a subscriber must get."""
+
+    qos: int
+    """They are published at."""
+
+    def block(self, first_seq: int, count: int) -> memoryview:
+        """``count`` packets from ``first_seq`` on. The buffer may be reused: send it all before the next call."""
+
+    def deliveries(self, chunk: memoryview, first_seq: int) -> Delivered:
+        """Whole deliveries at the start of a chunk, ``first_seq`` the first of them; it may be asked again for what is
+        behind them. Raises :class:`ValueError` for any others."""
 
 
 class PublishFrames:
@@ -128,6 +163,14 @@ class PublishFrames:
             raise ValueError(message)
         ids = frames["packet_id"].astype(np.uint16) if self.qos else None
         return ids, frames["seq"].astype(np.uint64)
+
+    def deliveries(self, chunk: memoryview, first_seq: int) -> Delivered:
+        """As :meth:`Frames.deliveries`, at QoS 0 and 1."""
+        whole = len(chunk) - len(chunk) % self.size
+        if not whole:
+            return Delivered(0, 0, None)
+        ids, sequences = self.read(chunk[:whole])
+        return Delivered(in_sequence("delivery", sequences, first_seq) - first_seq, whole, ids)
 
     def read_mixed(self, chunk: bytes) -> tuple[Ids, Sequences, Ids, int]:
         """QoS 2 stream: ids and sequence numbers of PUBLISHes, ids of PUBRELs, bytes consumed.

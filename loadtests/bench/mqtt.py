@@ -26,6 +26,7 @@ from assay.loadtests.bench.fan_out import FanOut
 from assay.loadtests.bench.figures import NULL, BenchRun, Reading
 from assay.loadtests.bench.handshake import HandshakeError
 from assay.loadtests.bench.idle import Idle
+from assay.loadtests.bench.mixed import Mixed
 from assay.loadtests.bench.open_loop import OpenLoop
 from assay.loadtests.bench.peers import Peer, null_pipe, null_relay
 from assay.loadtests.bench.pump import PubSub
@@ -38,6 +39,7 @@ WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] 
     Case.QOS_0: partial(PubSub, qos=0),
     Case.QOS_1: partial(PubSub, qos=1),
     Case.QOS_2: partial(PubSub, qos=2),
+    Case.MIXED: Mixed,
     Case.FAN_OUT: FanOut,
     Case.FAN_IN: FanIn,
     Case.SUBSCRIPTIONS: Subscriptions,

@@ -15,11 +15,20 @@ import socket
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from assay.conformance.targets import Endpoint
 from assay.loadtests.bench.broker_process import BrokerProcess
-from assay.loadtests.bench.frames import ACK_BYTES, AckType, Ids, PublishFrames, build_acks, packet_ids, read_acks
+from assay.loadtests.bench.frames import (
+    ACK_BYTES,
+    AckType,
+    Frames,
+    Ids,
+    PublishFrames,
+    build_acks,
+    in_sequence,
+    packet_ids,
+    read_acks,
+)
 from assay.loadtests.bench.handshake import connect, subscribe
 from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
@@ -88,13 +97,11 @@ class Stream:
 class Pump:
     """Moves messages from a publisher through the broker to a subscriber.
 
-    ``publisher`` and ``subscriber`` are sockets past their handshake, the subscriber granted ``frames.qos`` on the
-    topic. ``window`` bounds the messages under way.
+    ``publisher`` and ``subscriber`` are sockets past their handshake, the subscriber granted the QoS that the frames
+    are delivered at. ``window`` bounds the messages under way.
     """
 
-    def __init__(
-        self, publisher: socket.socket, subscriber: socket.socket, frames: PublishFrames, *, window: int
-    ) -> None:
+    def __init__(self, publisher: socket.socket, subscriber: socket.socket, frames: Frames, *, window: int) -> None:
         self._frames = frames
         self._window = window
         self._publisher = Stream(publisher)
@@ -185,17 +192,20 @@ class Pump:
         stream.consume(consumed)
 
     def _deliver(self, chunk: memoryview) -> int:
-        whole = len(chunk) - len(chunk) % self._frames.size
-        if whole:
-            ids, sequences = self._frames.read(chunk[:whole])
-            self._delivered = _in_sequence("delivery", sequences, self._delivered)
-            if ids is not None:
-                self._subscriber.write(build_acks(AckType.PUBACK, ids))
-        return whole
+        consumed = 0
+        while True:
+            found = self._frames.deliveries(chunk[consumed:], self._delivered)
+            if not found.messages:
+                return consumed
+            self._delivered += found.messages
+            consumed += found.size
+            if found.ids is not None:
+                self._subscriber.write(build_acks(AckType.PUBACK, found.ids))
 
     def _deliver_mixed(self, chunk: memoryview) -> int:
+        assert isinstance(self._frames, PublishFrames)
         ids, sequences, releases, consumed = self._frames.read_mixed(bytes(chunk))
-        self._delivered = _in_sequence("delivery", sequences, self._delivered)
+        self._delivered = in_sequence("delivery", sequences, self._delivered)
         self._released += len(releases)
         answer = build_acks(AckType.PUBREC, ids) + build_acks(AckType.PUBCOMP, releases)
         if answer:
@@ -228,18 +238,8 @@ class Pump:
         )
 
 
-def _in_sequence(what: str, sequences: npt.NDArray[np.uint64], expected: int) -> int:
-    """The next expected number. Raises :class:`ValueError` at the first gap, repetition or disorder."""
-    wanted = np.arange(expected, expected + len(sequences), dtype=np.uint64)
-    if not np.array_equal(sequences, wanted):
-        at = int(np.argmax(sequences != wanted))
-        message = f"{what} out of sequence: expected message {int(wanted[at])}, received {int(sequences[at])}"
-        raise ValueError(message)
-    return expected + len(sequences)
-
-
 def _ids_in_sequence(what: str, ids: Ids, expected: int) -> int:
-    """As :func:`_in_sequence` for packet ids: a broker acknowledges in the order received (MQTT-4.6.0-2, -3)."""
+    """As :func:`in_sequence` for packet ids: a broker acknowledges in the order received (MQTT-4.6.0-2, -3)."""
     wanted = packet_ids(expected, len(ids))
     if not np.array_equal(ids, wanted):
         at = int(np.argmax(ids != wanted))

@@ -100,6 +100,7 @@ def test_a_figure_of_a_broker_that_loses_repeats_or_swaps_is_void(fault: str, mo
     with running(null_broker.target(fault, "500")) as broker:
         for case in (
             *PUB_SUB,
+            Case.MIXED,
             Case.FAN_OUT,
             Case.FAN_IN,
             Case.OPEN_LOOP,
