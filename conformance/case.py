@@ -29,6 +29,7 @@ import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -37,7 +38,17 @@ from assay.conformance.connection import FIRST_FAILURE_CODE, Connection, Transcr
 from assay.conformance.flow import Flow
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import Incident, Rule, StepFailureError, longest_name_bytes, shape
-from assay.conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
+from assay.conformance.targets import (
+    PRIVATE,
+    CapabilityValue,
+    Damage,
+    Endpoint,
+    ProbeError,
+    TargetStartError,
+    Tls,
+    handshake,
+    unharmed,
+)
 from assay.conformance.websocket import WebSocketConnection
 from assay.conformance.wire import (
     Connack,
@@ -243,12 +254,12 @@ class CaseContext:
         seed: int,
         patience_s: float | None = None,
         looks_again: bool = True,
-        restart: Callable[[float], Awaitable[Endpoint]] | None = None,
+        restart: Callable[[float, Damage], Awaitable[Endpoint]] | None = None,
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart.
 
         ``looks_again``: a wait that ends without its event gets more time, see :meth:`second_look`.
-        ``restart`` kills a private broker and starts it again, its clock so far ahead.
+        ``restart`` kills a private broker, does something, and starts it again, its clock so far ahead.
         """
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
         self.transcript = Transcript()
@@ -623,9 +634,15 @@ class CaseContext:
         """Seconds since some time: the broker's clock as it was moved, and as it went on by itself meanwhile."""
         return time.monotonic() + self._ahead_s
 
-    async def restart(self) -> None:
+    @property
+    def data_dir(self) -> Path:
+        """The folder of the broker's data; the case must require ``data_dir``."""
+        return Path(str(self.capabilities["data_dir"]))
+
+    async def restart(self, damage: Damage = unharmed) -> None:
         """kill -9 the broker and start it again on its data; the clock goes on, the connections are lost.
 
+        ``damage`` is done to the data while it is dead.
         Other cases may share the broker and be waited for: the time limit of this one begins anew.
         """
         if self._restart is None:
@@ -633,7 +650,7 @@ class CaseContext:
         if self._limit is not None:
             self._limit.reschedule(None)
         try:
-            self.endpoint = await self._restart(self._ahead_s)
+            self.endpoint = await self._restart(self._ahead_s, damage)
         except TargetStartError as error:
             text = f"the broker was killed, and does not start again: {error}"
             raise StepFailureError(Incident(rule=Rule.STARTS_AGAIN, text=text, soft=True)) from error

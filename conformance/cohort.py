@@ -13,7 +13,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 
 from assay.conformance.case import Case
-from assay.conformance.targets import Endpoint
+from assay.conformance.targets import Damage, Endpoint, unharmed
 
 MOST_TOGETHER = 64
 """Cases on one broker: a phase takes as long as all that is done in it."""
@@ -34,18 +34,21 @@ def cohorts(cases: Iterable[Case]) -> list[list[Case]]:
 class RestartGate:
     """Kills the broker as soon as every member waits for it; a member that is done leaves."""
 
-    def __init__(self, members: int, restart: Callable[[float], Awaitable[Endpoint]]) -> None:
+    def __init__(self, members: int, restart: Callable[[float, Damage], Awaitable[Endpoint]]) -> None:
         self._members, self._restart = members, restart
         self._waiting: list[asyncio.Future[Endpoint]] = []
         self._ahead_s = 0.0
+        self._damages: list[Damage] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def pass_through(self, clock_ahead_s: float) -> Endpoint:
+    async def pass_through(self, clock_ahead_s: float, damage: Damage = unharmed) -> Endpoint:
         """Wait for the restart; the clock begins that far ahead, or as far as another member has moved it.
 
+        What each member does to its own data is done while the broker is dead.
         Raises :class:`TargetStartError` when the broker does not start again.
         """
         self._ahead_s = max(self._ahead_s, clock_ahead_s)
+        self._damages.append(damage)
         done: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._waiting.append(done)
         self._look()
@@ -63,8 +66,14 @@ class RestartGate:
             self._task = asyncio.get_running_loop().create_task(self._open(waiting))
 
     async def _open(self, waiting: list[asyncio.Future[Endpoint]]) -> None:
+        damages, self._damages = self._damages, []
+
+        def all_of_it() -> None:
+            for damage in damages:
+                damage()
+
         try:
-            endpoint = await self._restart(self._ahead_s)
+            endpoint = await self._restart(self._ahead_s, all_of_it)
         except Exception as error:
             for each in waiting:
                 if not each.done():

@@ -39,6 +39,7 @@ from assay.conformance.stall import StallWatch
 from assay.conformance.targets import (
     DENIED_BY_CONNACK,
     CapabilityValue,
+    Damage,
     Endpoint,
     ExpectedFailure,
     ProbeError,
@@ -226,7 +227,7 @@ class Engine:
                     self._slots.release()
 
     def _new_gate(self, members: int) -> RestartGate:
-        return RestartGate(members, lambda ahead_s: asyncio.to_thread(self.broker.restart, ahead_s))
+        return RestartGate(members, lambda ahead_s, damage: asyncio.to_thread(self.broker.restart, ahead_s, damage))
 
     async def run_together(self, cases: Sequence[Case]) -> list[Outcome]:
         """Run cases that share the broker and its restarts; ``concurrency`` must not be lower than their number."""
@@ -281,8 +282,8 @@ class Engine:
             restart=self._restart_for(case),
         )
 
-    def _restart_for(self, case: Case) -> Callable[[float], Awaitable[Endpoint]] | None:
-        async def live_on(_clock_ahead_s: float) -> Endpoint:
+    def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:
+        async def live_on(_clock_ahead_s: float, _damage: Damage) -> Endpoint:
             return self.broker.endpoint
 
         return (self._gate.pass_through if self._restarts else live_on) if case.is_private else None

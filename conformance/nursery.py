@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -18,11 +21,12 @@ from typing import Any, Self
 import yaml
 
 from assay.conformance.case import Case
-from assay.conformance.targets import Endpoint, RunningTarget, Target, TargetStartError
+from assay.conformance.targets import Damage, Endpoint, RunningTarget, Target, TargetStartError
 from assay.conformance.targets.process import fill, placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.002
 _GONE = "the process that starts brokers has ended"
 CONFIG_FILE = "broker.yaml"
 """Among the files of a reference target: the configuration of its broker."""
@@ -76,17 +80,31 @@ class _Life:
         self.websocket_port = int(str(answer.get("websocket_port", 0)))
         return Endpoint(host=str(answer["host"]), port=int(str(answer["port"])))
 
-    def restart(self, clock_ahead_s: float) -> Endpoint:
+    def restart(self, clock_ahead_s: float, damage: Damage) -> Endpoint:
         """kill -9 and start again; the clock begins that far ahead. Raises :class:`TargetStartError`."""
         self._nursery.tell({"kill": self._pid})
+        self._await_death()
+        damage()
         return self.start(clock_ahead_s)
 
     def renew(self) -> Endpoint:
         """kill -9 and start again without any data. Raises :class:`TargetStartError`."""
         self._nursery.tell({"kill": self._pid})
-        self._folder = self._folder.with_name(f"{self._folder.name}-anew")
+        self._await_death()
+        shutil.rmtree(self._folder)
         self._folder.mkdir()
         return self.start()
+
+    def _await_death(self) -> None:
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                os.kill(self._pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(_POLL_S)  # it is no child of ours
+        message = "the broker does not end"
+        raise TargetStartError(message)
 
     def stop(self) -> None:
         if self._pid:

@@ -52,9 +52,6 @@ def main(
     until_killed: Annotated[
         bool, typer.Option("--until-killed", help="Ask no more judges than it takes: faster, without rates per judge.")
     ] = False,
-    keep_map: Annotated[
-        bool, typer.Option("--keep-map", help="Use the map of an older broker: modules changed since run all tests.")
-    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the map, mutants.jsonl and result.json.")] = Path("out/mutate"),
     resume: Annotated[Path | None, typer.Option(help="Go on with this mutants.jsonl of an interrupted run.")] = None,
 ) -> None:
@@ -101,12 +98,11 @@ def main(
                 mutants,
                 chosen,
                 journal,
-                out / "reach",
+                out / "reach.json",
                 jobs=jobs,
                 budget_s=budget_s,
                 rest_s=rest_s,
                 until_killed=until_killed,
-                keep_map=keep_map,
                 report=tell,
                 on_judged=show,
             )

@@ -4,8 +4,8 @@
 they have the mutant that it has, and ends at the first case that fails, and fails again on a broker of its own.
 ``lives EXAMPLES SEED`` plays lives until one is outside the model. Exit status: 0 all is well, 1 somebody noticed.
 
-``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, and writes a line for each as
-:mod:`mutation.contexts` does, and beside it what coverage.py saw of the broker, in context ``ASSAY_CONTEXT`` + case.
+``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, tells the probes in it which case it
+is for, and writes a line for each as :mod:`mutation.contexts` does.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from assay.conformance.nursery import Nursery
 from assay.conformance.self_check import PATIENCE_S, Group, groups_of
 from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
 from assay.reference_broker.trace.conformance import CaseVerdict
+from mutation import probes
 
 _BROKERS_AT_ONCE = 8
 _ON_DISK = {
@@ -199,44 +200,17 @@ def _map(cases: Sequence[Case], record: Path) -> None:
         return {"test": case.id, "ok": passes, "duration_s": round(time.monotonic() - began, 3)}
 
     adapter.applied = _recorded  # type: ignore[attr-defined, assignment]
-    adapter.Nursery.kill = _end_by_sigterm  # type: ignore[method-assign, assignment]
     with _nursery() as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE // 2) as pool:
         done: list[Future[dict[str, object]]] = [pool.submit(run, nursery, case) for case in cases]
         lines = [json.dumps(each.result()) for each in done]
     record.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _end_by_sigterm(nursery: adapter.Nursery, pid: int) -> None:
-    """In the place of ``kill``, which would lose what coverage.py has seen."""
-    keep = nursery._lives.pop(pid, None)
-    if keep is not None:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        os.close(keep)
-
-
 @contextmanager
 def _recorded(case: str) -> Iterator[None]:
-    """In a broker, in the place of a mutant: what it executes for the case. What kills it lets it write first."""
-    import coverage
-
-    record = Path(os.environ["ASSAY_TESTS"])
-    current = coverage.Coverage(
-        data_file=str(record.with_name(f"data.{os.getpid()}")),
-        config_file=False,
-        include=["*/reference_broker/*"],
-        context=f"{os.environ['ASSAY_CONTEXT']}{case}",
-    )
-
-    def end(*_signal: object) -> NoReturn:
-        current.stop()
-        current.save()
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, end)
-    current.start()
+    """In a broker, in the place of a mutant: from now on probes are hit for the case."""
+    probes.begin(case)
     yield
-    end()
 
 
 def main(what: str, *words: str) -> int:

@@ -141,13 +141,13 @@ class Journal:
                 message = f"{path} is of another campaign: {begun}"
                 raise CampaignError(message)
             judged = [msgspec.json.decode(line, type=Judged) for line in rest]
-            self.done = {_identity(one.mutant): one for one in judged}
+            self.done = {one.mutant.identity: one for one in judged}
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [msgspec.json.encode(line) for line in (plan, *self.done.values())]
         path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     def add(self, judged: Judged) -> None:
-        self.done[_identity(judged.mutant)] = judged
+        self.done[judged.mutant.identity] = judged
         with self.path.open("ab") as sink:
             sink.write(msgspec.json.encode(judged) + b"\n")
 
@@ -163,10 +163,6 @@ def read_plan(path: Path) -> Plan:
         message = f"the broker has changed since {path} was begun; draw again"
         raise CampaignError(message)
     return plan
-
-
-def _identity(mutant: Mutant) -> str:
-    return f"{mutant.module}:{mutant.start}:{mutant.was}:{mutant.now}"
 
 
 def judge_one(mutant: Mutant, judges: Sequence[Judge], bench: Bench, *, until_killed: bool) -> Judged:
@@ -190,37 +186,36 @@ def judge_all(
     mutants: Sequence[Mutant],
     judges: Sequence[Judge],
     journal: Journal,
-    reach_folder: Path,
+    reach_file: Path,
     *,
     jobs: int = 2,
     budget_s: float = 20.0,
     rest_s: float = 120.0,
     patience_s: float = 10.0,
     until_killed: bool = False,
-    keep_map: bool = False,
     report: Callable[[str], None] = lambda _text: None,
     on_judged: Callable[[Judged], None] = lambda _judged: None,
 ) -> list[Judged]:
     """Judge what the journal does not hold yet. Whatever ends this, nothing is left in temporary folders."""
     equivalents = known_equivalents()
-    left = [mutant for mutant in mutants if _identity(mutant) not in journal.done]
+    left = [mutant for mutant in mutants if mutant.identity not in journal.done]
     with ExitStack() as stack:
         report(f"copying the project {jobs} times")
         trees = [stack.enter_context(copied_tree()) for _ in range(jobs)]
-        reach = Reach(reach_folder)
+        reach = Reach(reach_file, mutants)
         parts = [part for judge in judges for part in judge.parts()]
+        wanted = [judge.preload() for judge in judges]
+        preload = Preload(
+            packages=tuple(dict.fromkeys(name for each in wanted for name in each.packages)),
+            tests=tuple(dict.fromkeys(name for each in wanted for name in each.tests)),
+        )
         lock = threading.Lock()
         try:
-            reach.make(trees, parts, keep=keep_map, report=lambda name, more: report(f"mapping {name}, {more} more"))
+            reach.make(trees, parts, preload, report=lambda name, more: report(f"mapping {name}, {more} more"))
 
             for name in reach.unusable():
                 report(f"cannot judge: {name}")
 
-            wanted = [judge.preload() for judge in judges]
-            preload = Preload(
-                packages=tuple(dict.fromkeys(name for each in wanted for name in each.packages)),
-                tests=tuple(dict.fromkeys(name for each in wanted for name in each.tests)),
-            )
             report("importing the broker, its tests and its judges")
 
             def work(tree: Tree) -> None:
@@ -250,4 +245,4 @@ def judge_all(
                     raise
         except StoppedError as error:
             raise KeyboardInterrupt from error
-    return [journal.done[_identity(mutant)] for mutant in mutants]
+    return [journal.done[mutant.identity] for mutant in mutants]

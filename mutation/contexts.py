@@ -1,4 +1,4 @@
-"""A pytest plugin (``-p mutation.contexts``): tells coverage.py which test runs, and a file how each ended.
+"""A pytest plugin (``-p mutation.contexts``): tells the probes which test runs, and a file how each ended.
 
 ``ASSAY_TESTS`` names the file: one JSON line per test, ``{"test": ..., "ok": ..., "duration_s": ...}``. Once the
 process and its children have used ``ASSAY_MOST_S`` seconds of a processor, the tests that are left do not run: their
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+
+from mutation import probes
 
 
 def pytest_configure() -> None:
@@ -31,18 +33,11 @@ def _processor_s() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _began_at[item.nodeid] = _processor_s()
-    current = None
-    if os.environ.get("COVERAGE_PROCESS_START"):
-        import coverage
-
-        current = coverage.Coverage.current()
-    if current is None:
-        return (yield)
-    current.switch_context(item.nodeid)
+    probes.begin(item.nodeid)
     try:
         return (yield)
     finally:
-        current.switch_context("")
+        probes.begin("")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

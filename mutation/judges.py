@@ -152,7 +152,7 @@ class UnitTests(Judge):
                 name=name,
                 arguments=self._arguments("-m", "not slow", name),
                 sources=(name,),
-                contexts=True,
+                many=True,
             )
             for name in self._files
         ]
@@ -254,7 +254,7 @@ class Suites(Judge):
 
     def parts(self) -> list[Part]:
         return [
-            Part(judge=self.name, name=spec, arguments=(*_CASES, *sorted(cases)), records=True, contexts=True)
+            Part(judge=self.name, name=spec, arguments=(*_CASES, *sorted(cases)), many=True)
             for spec, cases in self._cases.items()
         ]
 

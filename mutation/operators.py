@@ -61,6 +61,11 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """What names the mutant, and no other one, however far its lines move; known equivalents are found by it."""
 
+    @property
+    def identity(self) -> str:
+        """What names it in this text of the module."""
+        return f"{self.module}:{self.start}:{self.was}:{self.now}"
+
     def apply(self, source: str) -> str:
         """The source with the bug in it."""
         raw = source.encode()

@@ -11,12 +11,14 @@ here, since every Python of the copied tree does this before anything else.
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -50,9 +52,10 @@ def read(path: Path) -> Planted:
     return Planted(*json.loads(path.read_text(encoding="utf-8")))
 
 
-def compiled(source: str | bytes, path: str) -> CodeType:
+def compiled(source: str | bytes | ast.Module, path: str) -> CodeType:
     """As the import does it: without what this module has from the future."""
-    return compile(source, path, "exec", dont_inherit=True)
+    code: CodeType = compile(source, path, "exec", dont_inherit=True)
+    return code
 
 
 def _own(code: CodeType) -> tuple[object, ...]:
@@ -115,35 +118,35 @@ def swap(planted: Planted, functions: Sequence[FunctionType] | None = None) -> b
     return True
 
 
-class _Finder(MetaPathFinder):
-    """Finds one module, with the bug in it."""
+class Finder(MetaPathFinder):
+    """Finds modules that are made anew: dotted name to the path, and what compiles it."""
 
-    def __init__(self, planted: Planted) -> None:
-        self.planted = planted
+    def __init__(self, makers: Mapping[str, tuple[str, Callable[[], CodeType]]]) -> None:
+        self._makers = makers
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
-        if fullname != self.planted.module:
+        if fullname not in self._makers:
             return None
-        return importlib.util.spec_from_file_location(
-            fullname, self.planted.path, loader=_Loader(fullname, self.planted)
-        )
+        file, make = self._makers[fullname]
+        return importlib.util.spec_from_file_location(fullname, file, loader=_Loader(fullname, file, make))
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, fullname: str, planted: Planted) -> None:
-        super().__init__(fullname, planted.path)
-        self._source = planted.source
+    def __init__(self, fullname: str, path: str, make: Callable[[], CodeType]) -> None:
+        super().__init__(fullname, path)
+        self._make = make
 
     def get_code(self, fullname: str) -> CodeType:
         """Never what was compiled before."""
-        return compiled(self._source, self.path)
+        return self._make()
 
 
 def plant_at_import(planted: Planted) -> None:
     """Whoever imports the module in this process gets the changed one."""
-    sys.meta_path.insert(0, _Finder(planted))
+    make = functools.partial(compiled, planted.source, planted.path)
+    sys.meta_path.insert(0, Finder({planted.module: (planted.path, make)}))
 
 
 def plant_at_start() -> None:

@@ -25,7 +25,7 @@ from mutation.warm import Command, Preload
 
 ROOT = Path(__file__).resolve().parents[1]
 _LEFT_OUT = (".git", ".tox", ".toxw", ".venv", ".*_cache", ".hypothesis", ".coverage*", "*.egg-info", "out", "build")
-_AT_START = "from mutation.planting import plant_at_start\n\nplant_at_start()\n"
+_AT_START = "from mutation import planting, probes\n\nplanting.plant_at_start()\nprobes.plant_at_start()\n"
 _LIMITED = (
     "import os, sys\nfrom mutation.warm import limit\nlimit(int(sys.argv[1]))\n"
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
@@ -87,13 +87,21 @@ class Tree:
             raise StoppedError
         return started
 
-    def warm_up(self, preload: Preload) -> None:
+    def warm_up(self, preload: Preload, environment: Mapping[str, str] | None = None) -> None:
         """Start the Python that the commands are forked from; a second time is fine."""
         if self._warm is None:
             streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._warm = self._start("-m", "mutation.warm", environment={}, **streams)
+            self._warm = self._start("-m", "mutation.warm", environment=environment or {}, **streams)
             self._tell(preload)
             self._answer()
+
+    def cool_down(self) -> None:
+        """End the Python of :meth:`warm_up`."""
+        if self._warm is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._warm.pid, signal.SIGKILL)
+            self._warm.wait()
+            self._warm = None
 
     def _tell(self, message: msgspec.Struct) -> None:
         assert self._warm is not None
@@ -206,10 +214,10 @@ class Tree:
         """End what runs, from any thread; :meth:`run` raises :class:`StoppedError` then."""
         self._closed = True
         self._end_group()
-        if self._warm is not None:
+        if (warm := self._warm) is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._warm.pid, signal.SIGKILL)
-            self._warm.wait()
+                os.killpg(warm.pid, signal.SIGKILL)
+            warm.wait()
 
 
 @contextmanager

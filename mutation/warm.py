@@ -28,6 +28,7 @@ from types import FunctionType
 
 import msgspec
 
+from mutation import probes
 from mutation.planting import plant
 
 _MEMORY_BYTES = 6 * 2**30
@@ -82,7 +83,9 @@ def import_all(*packages: str) -> None:
 
 def _preload(preload: Preload) -> list[FunctionType]:
     """All functions that there are then."""
+    probes.begin(probes.IMPORT)
     import_all(*preload.packages)
+    probes.begin("")
     if preload.tests:
         import pytest
 
@@ -97,6 +100,7 @@ def _run(command: Command, functions: Sequence[FunctionType]) -> int:
     """In the forked process. Returns the exit status."""
     limit(command.processor_s)
     os.environ.update(command.environment)
+    probes.begin(os.environ.get(probes.CHECK, ""))
     first, *rest = command.arguments
     swapped = not command.mutant or plant(Path(command.mutant), functions, ran_at_import=command.ran_at_import)
     if not swapped or first != "-m":

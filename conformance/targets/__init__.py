@@ -31,6 +31,7 @@ from assay.conformance.targets.model import (
 )
 from assay.conformance.targets.probe import ProbeError, StrangeAnswerError, handshake, probe
 from assay.conformance.targets.process import (
+    Damage,
     RunningTarget,
     TargetStartError,
     free_port,
@@ -38,6 +39,7 @@ from assay.conformance.targets.process import (
     packages_folder,
     running,
     search_path,
+    unharmed,
 )
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "TARGET_SCHEMA",
     "Access",
     "CapabilityValue",
+    "Damage",
     "Endpoint",
     "ExpectedFailure",
     "ExpectedStep",
@@ -72,4 +75,5 @@ __all__ = [
     "running",
     "search_path",
     "shipped_targets",
+    "unharmed",
 ]

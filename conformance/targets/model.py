@@ -47,6 +47,7 @@ CAPABILITIES: dict[str, str] = {
     "clock": "its clock is moved by a publish to $admin/clock/advance (the reference broker)",
     "settings": "a case may start it with settings of its own (the reference broker)",
     "restart": "a case may kill it and start it again on its data (declared by the table [restart])",
+    "data_dir": "the folder of its data, below {dir}: a case may damage it while the broker is dead (text)",
     "persistence": "sessions, messages and retained messages that it acknowledged survive such a restart",
 }
 """Every capability a target file may declare and a case may require."""
@@ -76,6 +77,7 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "clock": False,
     "settings": False,
     "restart": False,
+    "data_dir": "",
     "persistence": False,
 }
 """What holds of a target that neither declares nor shows otherwise."""
@@ -300,6 +302,8 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} must be of type {type(known).__name__}, not {value!r}")
         elif name in ("authentication_username", "authentication_password") and not str(value).isascii():
             problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
+        elif name == "data_dir" and value and (target.start is None or not str(value).startswith("{dir}")):
+            problems.append("capabilities.data_dir must lie below {dir}, the folder of a broker with a [start] table")
         elif name == "websocket_url" and value and not str(value).startswith(("ws://", "wss://")):
             problems.append(f"capabilities.websocket_url must begin with ws:// or wss://, not {value!r}")
     if not target.is_ours and any(target.capabilities.get(name, False) for name in PRIVATE - {"restart"}):

@@ -45,6 +45,14 @@ _DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*|\(devel\)")
 
 
+Damage = Callable[[], None]
+"""What is done to the data of a broker while it is dead."""
+
+
+def unharmed() -> None:
+    """No damage."""
+
+
 class TargetStartError(Exception):
     """The broker of the target could not be started; the text holds the end of its log."""
 
@@ -64,7 +72,7 @@ class RunningTarget:
         version: str = "",
         log: Path | None = None,
         second_port: int = 0,
-        restart: Callable[[float], Endpoint] | None = None,
+        restart: Callable[[float, Damage], Endpoint] | None = None,
         renew: Callable[[], Endpoint] | None = None,
         drain: threading.Thread | None = None,
     ) -> None:
@@ -76,23 +84,23 @@ class RunningTarget:
         self._renew = renew
         self.process = process
 
-    def restart_by(self, restart: Callable[[], Endpoint]) -> None:
+    def restart_by(self, restart: Callable[[Damage], Endpoint]) -> None:
         """How this broker is restarted; its clock is that of the machine."""
-        self._restart = lambda _clock_ahead_s: restart()
+        self._restart = lambda _clock_ahead_s, damage: restart(damage)
 
     def follow(self, following: RunningTarget) -> None:
         """Be the next life of the same broker."""
         self.process, self.endpoint, self._drain = following.process, following.endpoint, following._drain
 
-    def restart(self, clock_ahead_s: float) -> Endpoint:
-        """kill -9 and start again on its data; the clock begins that far ahead of the wall clock.
+    def restart(self, clock_ahead_s: float, damage: Damage = unharmed) -> Endpoint:
+        """kill -9, ``damage``, and start again on its data; the clock begins that far ahead of the wall clock.
 
         Raises :class:`TargetStartError`, also for a broker that is not ours to kill.
         """
         if self._restart is None:
             message = "this broker cannot be restarted: it is not private to a case"
             raise TargetStartError(message)
-        self.endpoint = self._restart(clock_ahead_s)
+        self.endpoint = self._restart(clock_ahead_s, damage)
         return self.endpoint
 
     def renew(self) -> None:
@@ -375,7 +383,7 @@ def _launch(
     )
 
 
-def _run_restart_command(target: Target, how: RestartHook) -> Endpoint:
+def _run_restart_command(target: Target, how: RestartHook, _damage: Damage) -> Endpoint:
     """Raises :class:`TargetStartError` unless the command succeeds and the broker answers in time."""
     values = placeholders(Path(), target.name, port=target.endpoint.port)
     command = [fill(part, values) for part in how.command]
@@ -401,9 +409,17 @@ def _run_restart_command(target: Target, how: RestartHook) -> Endpoint:
 
 
 def _restart_process(
-    broker: RunningTarget, how: RestartHook, hook: StartHook, folder: Path, extra_arguments: tuple[str, ...]
+    broker: RunningTarget,
+    how: RestartHook,
+    hook: StartHook,
+    folder: Path,
+    extra_arguments: tuple[str, ...],
+    damage: Damage,
 ) -> Endpoint:
-    """End the broker's process and start another on its files and ports. Raises :class:`TargetStartError`."""
+    """End the broker's process and start another on its ports and its files, damaged or not.
+
+    Raises :class:`TargetStartError`.
+    """
     process = broker.process
     if process is not None:
         # The group may outlive its leader: a script that started the broker, say.
@@ -416,6 +432,7 @@ def _restart_process(
             process.wait(_STOP_TIMEOUT_S)
         if process.stdin is not None:
             process.stdin.close()
+    damage()
     following = _launch(broker.target, hook, folder, extra_arguments, before=broker)
     broker.follow(following)
     return broker.endpoint
@@ -436,7 +453,7 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
             handshake(target.endpoint, 5)
         hosted, command = RunningTarget(target, target.endpoint), target.restart
         if command is not None:
-            hosted.restart_by(lambda: _run_restart_command(target, command))
+            hosted.restart_by(lambda damage: _run_restart_command(target, command, damage))
         yield hosted
         return
     with tempfile.TemporaryDirectory(prefix="assay-") as name:
@@ -452,7 +469,7 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
                     raise
         how = target.restart
         if how is not None:
-            broker.restart_by(lambda: _restart_process(broker, how, hook, folder, extra_arguments))
+            broker.restart_by(lambda damage: _restart_process(broker, how, hook, folder, extra_arguments, damage))
         try:
             yield broker
         finally:

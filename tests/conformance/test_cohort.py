@@ -17,6 +17,7 @@ from assay.conformance.nursery import Nursery
 from assay.conformance.run import Run, RunPlan
 from assay.conformance.stall import StallWatch
 from assay.conformance.targets import (
+    Damage,
     Endpoint,
     RunningTarget,
     TargetStartError,
@@ -74,8 +75,9 @@ def test_the_broker_is_killed_once_all_that_still_run_have_asked() -> None:
     async def scene() -> list[str]:
         events: list[str] = []
 
-        async def restart(ahead_s: float) -> Endpoint:
+        async def restart(ahead_s: float, damage: Damage) -> Endpoint:
             events.append(f"killed, {ahead_s:g} s ahead")
+            damage()
             return Endpoint(port=len(events))
 
         gate = RestartGate(3, restart)
@@ -83,22 +85,23 @@ def test_the_broker_is_killed_once_all_that_still_run_have_asked() -> None:
         async def member(name: str, times: int, ahead_s: float = 0.0) -> None:
             for _ in range(times):
                 events.append(f"{name} asks")
-                await gate.pass_through(ahead_s)
+                await gate.pass_through(ahead_s, lambda: events.append(f"{name} damages"))
             events.append(f"{name} is done")
             gate.leave()
 
         await asyncio.gather(member("a", 2), member("b", 1, 5.0), member("c", 0))
         return events
 
-    first = ["a asks", "b asks", "c is done", "killed, 5 s ahead"]
-    assert asyncio.run(scene()) == [*first, "a asks", "b is done", "killed, 5 s ahead", "a is done"]
+    first = ["a asks", "b asks", "c is done", "killed, 5 s ahead", "a damages", "b damages"]
+    then = ["a asks", "b is done", "killed, 5 s ahead", "a damages", "a is done"]
+    assert asyncio.run(scene()) == [*first, *then]
 
 
 def test_a_broker_that_does_not_start_again_fails_the_case_that_had_it_killed() -> None:
     async def run(ctx: CaseContext) -> None:
         await ctx.restart()
 
-    def restart() -> Endpoint:
+    def restart(_damage: Damage) -> Endpoint:
         message = "the log is damaged"
         raise TargetStartError(message)
 
@@ -125,7 +128,7 @@ def test_a_case_may_wait_for_others_longer_than_its_own_limit() -> None:
 
     async def scene() -> set[CaseVerdict]:
         broker = RunningTarget(parse_target(FOREIGN), Endpoint())
-        broker.restart_by(Endpoint)
+        broker.restart_by(lambda _damage: Endpoint())
         engine = Engine(broker, {"mqtt311": True, "restart": True}, RunOptions())
         cases = [a_case("quick", quick, limit_s=0.2), a_case("slow", slow)]
         return {outcome.result.verdict for outcome in await engine.run_together(cases)}

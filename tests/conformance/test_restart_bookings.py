@@ -42,7 +42,7 @@ def forgetful_broker(starts: int = 1_000) -> Iterator[RunningTarget]:
         endpoint = begin()
         target = hosted_target(endpoint.host, endpoint.port)
         broker = RunningTarget(target, endpoint)
-        broker.restart_by(begin)
+        broker.restart_by(lambda _damage: begin())
         yield broker
 
 

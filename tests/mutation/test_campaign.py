@@ -87,7 +87,7 @@ def test_a_campaign_kills_what_it_must_goes_on_when_interrupted_and_leaves_nothi
             mutants,
             _judges(),
             journal,
-            tmp_path / "out" / "reach",
+            tmp_path / "out" / "reach.json",
             patience_s=20.0,
             on_judged=on_judged,  # type: ignore[arg-type]
         )
@@ -173,7 +173,9 @@ def test_who_lives_because_time_was_short_is_no_survivor_and_is_asked_about_agai
     with copied_tree() as tree:
 
         def judged(budget_s: float, rest_s: float) -> Judged:
-            bench = Bench(tree, Known(tmp_path), budget_s=budget_s, rest_s=rest_s, patience_s=1.0)
+            bench = Bench(
+                tree, Known(tmp_path / "reach.json", [mutant]), budget_s=budget_s, rest_s=rest_s, patience_s=1.0
+            )
             return judge_one(mutant, [Tests("unit tests")], bench, until_killed=True)
 
         whole, again, short = judged(10.0, 0.0), judged(5.0, 20.0), judged(5.0, 5.0)
@@ -189,9 +191,10 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
         judge="unit tests",
         name="test_made.py",
         arguments=("-m", "pytest", "-q", "-p", "mutation.contexts", "-p", "no:cacheprovider", "test_made.py"),
-        contexts=True,
+        many=True,
     )
     mutants = _mutants(TOPICS + "::matches: index >= len(topic_levels) -> index > len(topic_levels)", EQUIVALENT)
+    (constant,) = _mutants(TOPICS + "::: MAX_TOPIC_BYTES = 65_535 -> MAX_TOPIC_BYTES = 65536")
     with copied_tree() as tree:
         (tree.root / "test_made.py").write_text(
             "import os\n"
@@ -199,12 +202,12 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
             "def test_first():\n    assert matches('a/+', 'a/b')\n    os.environ['ASSAY_MOST_S'] = '0'\n"
             "def test_second():\n    assert not matches('a/+', 'a')\n"
         )
-        reach = Reach(tmp_path)
-        reach.make([tree], [part], keep=False, report=lambda _name, _more: None)
+        reach = Reach(tmp_path / "reach.json", [*mutants, constant])
+        preload = Preload(packages=("assay.reference_broker",))
+        reach.make([tree], [part], preload, report=lambda _name, _more: None)
     found = [[check.name for check in reach.reaching("unit tests", mutant)] for mutant in mutants]
     assert found == [["test_made.py::test_first", "test_made.py::test_second"], []]
     assert list(reach.checks("unit tests")) == ["test_made.py::test_first"], "nobody knows that the other one is good"
-    (constant,) = _mutants(TOPICS + "::: MAX_TOPIC_BYTES = 65_535 -> MAX_TOPIC_BYTES = 65536")
     assert reach.ran_at_import(constant)
     assert [check.name for check in reach.reaching("unit tests", constant)] == found[0], "it concerns the whole module"
     assert not any(reach.ran_at_import(mutant) for mutant in mutants)
@@ -220,14 +223,14 @@ def test_a_survivor_is_shown_as_a_diff() -> None:
 
 def test_who_takes_much_longer_than_the_unchanged_broker_is_killed_by_time(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=2.0)
+        bench = Bench(tree, Reach(tmp_path / "reach.json"), budget_s=1.0, rest_s=1.0, patience_s=2.0)
         opinion = Commands("commands").ask([Check(name="-c pass"), Check(name="-c while(True):pass")], bench)
     assert (opinion.outcome, opinion.by) == (TIMEOUT, "-c while(True):pass")
 
 
 def test_a_command_that_fails_on_the_unchanged_broker_too_accuses_nobody(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=20.0)
+        bench = Bench(tree, Reach(tmp_path / "reach.json"), budget_s=1.0, rest_s=1.0, patience_s=20.0)
         assert Commands("commands").ask([Check(name="-c exit(1)")], bench).outcome is SURVIVED
 
 

@@ -1,0 +1,277 @@
+"""Lives of a queue whose files are damaged while the broker is dead (see :mod:`assay.conformance.cases.damaged_files`).
+
+What is not damaged is there, nothing comes that was never published, the broker starts and goes on, and the next
+restart changes nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.damaged_files import (
+    Harm,
+    Hurt,
+    Watch,
+    cut,
+    empty,
+    flip,
+    garbage_behind,
+    half_a_record_behind,
+    missing,
+    zeros_behind,
+    zeros_within,
+)
+from assay.conformance.cases.queue.administration import ask, refused
+from assay.conformance.cases.queue.lives import Group, QueueLife
+from assay.conformance.cases.queue.support import consume
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Puback, Publish
+
+_LIMIT_S = 20.0
+_STEPS = 6
+_FILLING = b"." * 100
+"""Of each payload: by that much the file of messages grows at least, and no file of indexes."""
+_FEWEST_STEPS = 2
+"""That a file of messages has grown in: what grew once is no log."""
+_PUT_ASIDE = ".corrupt"
+"""What the broker keeps of damage, and never reads."""
+SETTINGS: dict[str, Any] = {
+    "queues": {
+        "segment_bytes": 8_192,
+        "defaults": {"durability": "fsync", "delivery_timeout_s": 3_600, "retry": {"initial_backoff_s": 0.01}},
+    }
+}
+
+
+class _DamagedLife(QueueLife):
+    """A round for each of ``harms``, which are done to files of messages, of settlements, or to others."""
+
+    def __init__(self, ctx: CaseContext, settings: dict[str, Any], harms: tuple[Harm, ...], of: str) -> None:
+        super().__init__(ctx, settings, ())
+        self.harms, self.of = harms, of
+        self.watch = Watch(ctx.data_dir, self.queue)
+        self.published: dict[int, tuple[int, ...]] = {}
+        """Step to the messages."""
+        self.settled: dict[int, tuple[Group, int]] = {}
+        self.was_hit = False
+        self.kept: tuple[Path, bytes, bytes | None] | None = None
+        """The file that was damaged last, as it was before and after that."""
+        self.harmed: dict[str, int] = {}
+        """Ends of names to how often such a file was damaged."""
+
+    async def publish(self, publisher: Connection) -> None:
+        for _ in range(_STEPS):
+            self.watch.begin()
+            first, count = len(self.sent), self.rng.choice((1, 1, 1, 2, 5))
+            await self._publish_some(publisher, count)
+            self.published[self.watch.step()] = tuple(range(first, first + count))
+
+    async def _publish_some(self, publisher: Connection, count: int, *, may_be_refused: bool = False) -> bool:
+        packets = []
+        for place in range(count):
+            made = self._message(len(self.sent) + place)
+            payload, packet_id = made.payload + _FILLING, publisher.next_packet_id()
+            packets.append(
+                Publish(topic=made.topic, payload=payload, qos=1, packet_id=packet_id, properties=made.properties)
+            )
+        publisher.send(*packets)
+        for _ in packets:
+            puback = await publisher.expect(Puback)
+            if may_be_refused and puback.reason_code >= 0x80:
+                return False
+            self.ctx.must(puback.reason_code < 0x80, f"publisher: expected the message to be taken; seen {puback}")
+        for group in self.groups:
+            group.left |= dict.fromkeys(range(len(self.sent), len(self.sent) + count), 0)
+        self.sent += packets
+        return True
+
+    async def settle(self, consumer: Connection, group: Group, held: dict[int, Publish]) -> None:
+        for number, delivery in held.items():
+            if self.rng.random() < 0.5:
+                self.watch.begin()
+                await self._send(consumer, "ack", [delivery])
+                del group.left[number]
+                self.settled[self.watch.step()] = (group, number)
+
+    # What is damaged
+
+    def _files(self) -> list[Path]:
+        now = self.watch.sizes()
+        of_messages = {path for path in now if self._holds_payloads(path)}
+        logs = {path for step in self.settled for path in self.watch.files_of(step)} - of_messages
+        folders = {path.parent for path in logs}
+        of_settlements = {path for path in now if path.parent in folders and path.suffix != _PUT_ASIDE}
+        found = {"messages": of_messages, "settlements": of_settlements}
+        wanted = found.get(self.of, now.keys() - of_messages - of_settlements)
+        return sorted(path for path in wanted if now.get(path))
+
+    def _holds_payloads(self, path: Path) -> bool:
+        steps = 0
+        for step, numbers in self.published.items():
+            grown = self.watch.grown(step, path)
+            steps += grown >= sum(len(self.sent[number].payload) for number in numbers)
+        return steps >= _FEWEST_STEPS or _FILLING in path.read_bytes()
+
+    def _choose(self, files: list[Path]) -> Path:
+        """One of the kind of file that was damaged least so far; the newest of them as often as all others."""
+        fewest = min(self.harmed.get(path.suffix, 0) for path in files)
+        some = [path for path in files if self.harmed.get(path.suffix, 0) == fewest]
+        some = [path for path in some if path.suffix == some[0].suffix]
+        return self.rng.choice((some[-1], self.rng.choice(some)))
+
+    def _damage(self, harm: Harm) -> None:
+        self.kept, self.was_hit = None, False
+        files = self._files()
+        if not files:
+            return
+        path = self._choose(files)
+        self.harmed[path.suffix] = self.harmed.get(path.suffix, 0) + 1
+        before = path.read_bytes()
+        beside = [step for step in self.settled if self._is_beside(step, path)]
+        is_log = sum(self.watch.grown(step, path) > 0 for step in beside) > len(beside) // 2
+        hurt = harm(path, self.rng)
+        self.ctx.note(f"{path.relative_to(self.ctx.data_dir)}: {hurt.text}")
+        self.kept = path, before, path.read_bytes() if path.exists() else None
+        if self.of == "messages":
+            for step, numbers in self.published.items():
+                if self.watch.is_hit(step, path, hurt):
+                    self.was_hit = True
+                    for group in self.groups:
+                        group.lost |= group.left.keys() & set(numbers)
+        elif self.of == "settlements":
+            self._may_come_again(path, hurt, is_log=is_log)
+
+    def _may_come_again(self, path: Path, hurt: Hurt, *, is_log: bool) -> None:
+        """What follows damage in the log of a group is not believed; any other file of it may tell all of it."""
+        theirs = {group.name for step, (group, _) in self.settled.items() if self._is_beside(step, path)}
+        begun = False
+        for step, (group, number) in self.settled.items():
+            begun = begun or not is_log or self.watch.is_hit(step, path, hurt)
+            if begun and group.name in theirs:
+                group.again.add(number)
+        for group in self.groups:
+            group.again -= group.left.keys()
+            group.counts = group.name not in theirs
+        self.watch.forget(path)
+
+    def _is_beside(self, step: int, path: Path) -> bool:
+        return any(file.parent == path.parent for file in self.watch.files_of(step))
+
+    # The life
+
+    async def _look(self, when: str) -> None:
+        """Each group gets what it must; some of it is settled."""
+        for group in self.groups:
+            consumer = await consume(self.ctx, self.queue, group=group.name, name=f"{group.name} {when}")
+            await self.settle(consumer, group, await self.take(consumer, group))
+            await consumer.disconnect()
+
+    async def _is_set_aside(self, publisher: Connection) -> bool:
+        """Refused is what cannot be read; its name is not free, its files stay, and with the old file all is there."""
+        if self.kept is None:
+            return False
+        path, before, damaged = self.kept
+        if await self._publish_some(publisher, 1, may_be_refused=True):
+            return False
+        await refused(self.ctx, publisher, "create", {"name": self.queue})
+        after = path.read_bytes() if path.exists() else None
+        self.ctx.must(after == damaged, f"expected {path.name} to stay as it was")
+
+        def mend() -> None:
+            path.write_bytes(before)
+
+        await self.ctx.restart(mend)
+        return True
+
+    async def live(self) -> None:
+        await self.begin()
+        await self.ctx.restart()
+        for number, harm in enumerate(self.harms):
+            publisher = await self.ctx.connect(version=5, name=f"publisher {number}")
+            await self.publish(publisher)
+            await self._look(f"before {harm.__name__} {number}")
+            await self.publish(publisher)
+            await self.ctx.restart(lambda harm=harm: self._damage(harm))  # type: ignore[misc]
+            publisher = await self.ctx.connect(version=5, name=f"publisher behind {number}")
+            if self.of == "others" and await self._is_set_aside(publisher):
+                publisher = await self.ctx.connect(version=5, name=f"publisher behind {number}, mended")
+            if number % 2:
+                await self.publish(publisher)
+            await self._look(f"behind {harm.__name__} {number}")
+            if self.was_hit:
+                notes = (await ask(self.ctx, publisher, self.queue, "stats"))["storage_notes"]
+                self.ctx.must(notes > 0, f"expected the damage to be reported in storage_notes; seen {notes}")
+            await self.ctx.restart()
+            await self._look(f"after the next restart, {number}")
+
+
+def _life(slug: str, of: str, *harms: Harm, clauses: tuple[str, ...], mutant: str, **settings: Any) -> CaseFunction:
+    async def life(ctx: CaseContext) -> None:
+        await _DamagedLife(ctx, settings, harms, of).live()
+
+    names = ", ".join(harm.__name__.replace("_", " ") for harm in dict.fromkeys(harms))
+    which = "that grows with neither" if of == "others" else f"of {of}"
+    life.__doc__ = f"""Damage costs what was in the damaged bytes, and nothing else ({slug}).
+
+    A queue with two groups is published to, and settled, each step confirmed and its bytes noted. The broker is killed,
+    a file {which} is damaged ({names}),
+    and the broker is started: what is not in those bytes comes, as it was published, in order, once; what was settled
+    behind damage may come again. The loss of messages is told in storage_notes. A queue that cannot be read as a whole
+    is refused, and is all there once the file is mended. What is published then comes, too, and the next restart
+    changes nothing.
+    """
+    return case(
+        f"queue/damage/{slug}",
+        clauses=clauses,
+        requires=("queues", "restart", "data_dir"),
+        mutant=mutant,
+        near_miss="queue-one-batch-per-message",
+        settings=SETTINGS,
+        together=True,
+        limit_s=_LIMIT_S,
+    )(life)
+
+
+torn = _life(
+    "torn-ends",
+    "messages",
+    *(cut, zeros_behind, garbage_behind, half_a_record_behind, cut),
+    clauses=("Q-DURA-12",),
+    mutant="storage-torn-end-refused",
+    partitions=1,
+)
+within = _life(
+    "within",
+    "messages",
+    *(flip, zeros_within, flip, cut, zeros_within),
+    clauses=("Q-DURA-12", "Q-DURA-17"),
+    mutant="storage-middle-cut-like-a-tail",
+    partitions=1,
+    compression="zstd",
+)
+gone = _life(
+    "segments-gone",
+    "messages",
+    *(missing, empty, missing, cut),
+    clauses=("Q-DURA-17",),
+    mutant="storage-front-not-missed",
+    partitions=2,
+)
+settlements = _life(
+    "settlements",
+    "settlements",
+    *(cut, flip, garbage_behind, empty, zeros_behind),
+    clauses=("Q-DURA-12",),
+    mutant="storage-group-damage-refused",
+    partitions=2,
+)
+others = _life(
+    "others",
+    "others",
+    *(cut, missing, flip, empty, zeros_within, cut, missing),
+    clauses=("Q-DURA-16",),
+    mutant="storage-unreadable-queue-tidied",
+    partitions=2,
+)

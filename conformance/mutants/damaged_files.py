@@ -1,0 +1,34 @@
+"""Bugs that show where files were damaged while the broker was dead."""
+
+from __future__ import annotations
+
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.storage import log_opening
+from assay.reference_broker.storage.pending_recovery import GroupRecovery
+from assay.reference_broker.storage.queue_store import DESCRIPTION, ROOT, LogQueueStore
+
+
+def _refuses(*_args: object) -> None:
+    message = "the end of the log is damaged"
+    raise LogError(message)
+
+
+@mutant("storage-torn-end-refused", "a queue whose log ends in the middle of a write cannot be opened")
+def torn_end_refused(patch: Patch) -> None:
+    patch.replace(log_opening, "_cut_torn_tail", _refuses)
+
+
+@mutant("storage-group-damage-refused", "a queue cannot be opened where the log of one of its groups is damaged")
+def group_damage_refused(patch: Patch) -> None:
+    patch.replace(GroupRecovery, "_cut", _refuses)
+
+
+@mutant("storage-unreadable-queue-tidied", "the description of a queue that cannot be read is removed")
+def unreadable_queue_tidied(patch: Patch) -> None:
+    def tidy(_result: object, self: LogQueueStore, folder: str, *_args: object) -> None:
+        assert self._disk is not None
+        self._disk.remove(f"{ROOT}/{folder}/{DESCRIPTION}")
+
+    after(patch, LogQueueStore, "_set_aside", tidy)
