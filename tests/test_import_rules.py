@@ -83,7 +83,7 @@ RULES: dict[str, tuple[str, ...]] = {
     MQTT: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
     # Sessions know no bytes, and packets no state.
     f"{MQTT}.wire": (ROUTING, CONFIG),
-    f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG),
+    f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG, f"{CORE}.tenant"),
     f"{MQTT}.batches": (f"{MQTT}.wire", f"{MQTT}.queue_topics", QUEUES, ROUTING),
     f"{MQTT}.sessions": (f"{MQTT}.queue_topics", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),

@@ -13,6 +13,7 @@ from assay.reference_broker.core.rates import TokenBucket
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.mqtt.connections import administration
+from assay.reference_broker.mqtt.queue_topics import tenant_names
 from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
@@ -23,15 +24,15 @@ from assay.reference_broker.routing.message import Message
 
 @mutant("queue-tenant-name-shows", "deliveries carry the broker's name of the queue, the tenant's included")
 def name_shows(patch: Patch) -> None:
-    patch.replace(Tenant, "message_out", lambda self, message, queue: message)
+    patch.replace(tenant_names, "message_out", lambda tenant, message, queue: message)
 
 
 @mutant("queue-tenant-dotted-names-pass", "a name that has a dot counts as one with a tenant already")
 def dotted_names(patch: Patch) -> None:
     def make(original: Callable[[Tenant, str], str]) -> Callable[[Tenant, str], str]:
-        return lambda self, topic: topic if "." in topic else original(self, topic)
+        return lambda tenant, topic: topic if "." in topic else original(tenant, topic)
 
-    patch.wrap(Tenant, "topic_in", make)
+    patch.wrap(tenant_names, "topic_in", make)
 
 
 @mutant("queue-strangers-reach-tenants", "a client without a tenant may use the full names of tenants' queues")
@@ -42,14 +43,14 @@ def strangers(patch: Patch) -> None:
 @mutant("queue-tenant-dlq-suffix", "names that end in .dlq are taken for dead letters")
 def dlq_suffix(patch: Patch) -> None:
     def make(original: Callable[[Tenant, str], str]) -> Callable[[Tenant, str], str]:
-        def topic_in(self: Tenant, topic: str) -> str:
+        def topic_in(tenant: Tenant, topic: str) -> str:
             if topic.startswith(QUEUE_PREFIX) and topic.endswith(".dlq"):
                 topic = DEAD_LETTER_PREFIX + topic[len(QUEUE_PREFIX) : -len(".dlq")]
-            return original(self, topic)
+            return original(tenant, topic)
 
         return topic_in
 
-    patch.wrap(Tenant, "topic_in", make)
+    patch.wrap(tenant_names, "topic_in", make)
 
 
 @mutant("queue-tenants-administer", "the administration is open to the clients of tenants")
@@ -135,17 +136,17 @@ def storage_kept(patch: Patch) -> None:
 @mutant("queue-tenant-transactions-unknown", "a tenant's publishes name its transactions with the tenant before them")
 def transactions_unknown(patch: Patch) -> None:
     def make(original: Callable[..., Message]) -> Callable[..., Message]:
-        def message_in(self: Tenant, message: Message, **how: Any) -> Message:
-            found = original(self, message, **how)
+        def message_in(tenant: Tenant, message: Message, **how: Any) -> Message:
+            found = original(tenant, message, **how)
             pairs = tuple(
-                (name, self.name_in(value) if name == "transaction-id" else value)
+                (name, tenant.name_in(value) if name == "transaction-id" else value)
                 for name, value in found.user_properties
             )
             return msgspec.structs.replace(found, user_properties=pairs)
 
         return message_in
 
-    patch.wrap(Tenant, "message_in", make)
+    patch.wrap(tenant_names, "message_in", make)
 
 
 @mutant("queue-transactions-name-any-queue", "a transaction takes any queue that a request names, and creates it")

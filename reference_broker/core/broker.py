@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.access import AccessControl
@@ -33,6 +33,9 @@ from assay.reference_broker.queues import (
     SettleRequest,
 )
 from assay.reference_broker.queues.engine import Asked
+from assay.reference_broker.queues.groups.delivery_run import DeliverRun
+from assay.reference_broker.queues.groups.pending import UNLIMITED, Deliver, Notify
+from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
@@ -268,8 +271,22 @@ class Broker:
         except QueueError as error:
             on_done(error.bare())
 
-    def consume(self, client: Client, address: QueueAddress, group: str, now: float, **how: Any) -> Consumer:
-        """Let a client join a group of a queue, if it may. ``how``: see :meth:`QueueEngine.subscribe`.
+    def consume(
+        self,
+        client: Client,
+        address: QueueAddress,
+        group: str,
+        deliver: Deliver,
+        now: float,
+        *,
+        options: SubscribeOptions = DEFAULT_OPTIONS,
+        notify: Notify | None = None,
+        on_end: Callable[[], None] | None = None,
+        on_slow: Callable[[], None] | None = None,
+        deliver_run: DeliverRun | None = None,
+        credit: int = UNLIMITED,
+    ) -> Consumer:
+        """Let a client join a group of a queue, if it may, by its client id; see :meth:`QueueEngine.subscribe`.
 
         Raises :class:`QueueError`.
         """
@@ -280,8 +297,14 @@ class Broker:
             pattern=address.routing_key,
             group=group,
             consumer_id=client.client_id,
+            deliver=deliver,
             now=now,
-            **how,
+            options=options,
+            notify=notify,
+            on_end=on_end,
+            on_slow=on_slow,
+            deliver_run=deliver_run,
+            credit=credit,
         )
 
     def check_producer(self, producer_id: int, client: Client | None) -> None:

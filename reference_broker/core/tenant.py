@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,16 +10,10 @@ from assay.reference_broker.config import QueueConfig, TenantConfig
 from assay.reference_broker.core.rates import TokenBucket
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delays import due_time_ms
-from assay.reference_broker.queues.jobs.confirms import Stored, StoredAs
-from assay.reference_broker.queues.messages.address import (
-    DEAD_LETTER_ALIAS,
-    DEAD_LETTER_PREFIX,
-    QUEUE_PREFIX,
-    is_dead_letter,
-)
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, is_dead_letter
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.messages.stored_message import message_bytes
-from assay.reference_broker.routing.message import Message, changed
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues import QueueEngine
@@ -28,9 +21,6 @@ if TYPE_CHECKING:
 _USAGE_INTERVAL_S = 1.0
 _MIN_WAIT_S = 0.001
 """Shorter ones might end before the clock, a float, has moved."""
-_IDS_IN = frozenset(("message-id", "receipt", "delay-id"))
-_NAMES_OUT = frozenset(("message-id", "receipt", "queue"))
-_DEAD_LETTER_NAMES_OUT = frozenset(("_dlq_original_queue", "_dlq_original_topic", "_dlq_original_id"))
 
 
 class Tenant:
@@ -64,23 +54,6 @@ class Tenant:
         """Whether an engine name is that of one of its queues, or of the dead letters of one."""
         return (queue[len(DEAD_LETTER_PREFIX) :] if is_dead_letter(queue) else queue).startswith(self.prefix)
 
-    def topic_in(self, topic: str) -> str:
-        """The engine's topic for what a client wrote. What names no queue stays as it is, and is refused as such."""
-        for start in (DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX):
-            if topic.startswith(start):
-                path = topic[len(start) :]
-                first = path.partition("/")[0]
-                names_queue = bool(first) and first[0] != "$" and (start != QUEUE_PREFIX or first != "dlq")
-                return f"{start}{self.prefix}{path}" if names_queue else topic
-        return topic
-
-    def topic_out(self, topic: str) -> str:
-        """The opposite."""
-        for start in (DEAD_LETTER_PREFIX, QUEUE_PREFIX):
-            if topic.startswith(start + self.prefix):
-                return start + topic[len(start) + len(self.prefix) :]
-        return topic
-
     def name_in(self, name: str) -> str:
         """The engine's form of a name or id that begins with a queue's name."""
         if name.startswith(DEAD_LETTER_PREFIX):
@@ -88,27 +61,10 @@ class Tenant:
         return self.prefix + name
 
     def name_out(self, name: str) -> str:
-        """The opposite, for topics as well."""
-        if name.startswith(QUEUE_PREFIX):
-            return self.topic_out(name)
+        """The opposite."""
         if name.startswith(DEAD_LETTER_PREFIX + self.prefix):
             return DEAD_LETTER_PREFIX + name[len(DEAD_LETTER_PREFIX) + len(self.prefix) :]
         return name.removeprefix(self.prefix)
-
-    def message_in(self, message: Message, *, names_ids: bool) -> Message:
-        """A client's message as the engine takes it. A settlement names what begins with a queue's name."""
-        pairs = message.user_properties
-        if names_ids:
-            pairs = tuple((name, self.name_in(value) if name in _IDS_IN else value) for name, value in pairs)
-        return changed(message, topic=self.topic_in(message.topic), user_properties=pairs)
-
-    def message_out(self, message: Message, queue: str) -> Message:
-        """A delivery as its client sees it."""
-        names = _NAMES_OUT | _DEAD_LETTER_NAMES_OUT if is_dead_letter(queue) else _NAMES_OUT
-        pairs = tuple(
-            (name, self.name_out(value) if name in names else value) for name, value in message.user_properties
-        )
-        return changed(message, topic=self.topic_out(message.topic), user_properties=pairs)
 
     # -- quotas --------------------------------------------------------------------------------------------------
 
@@ -191,11 +147,3 @@ class Tenant:
 
     def _over(self, text: str) -> QueueError:
         return QueueError(QueueErrorCode.QUOTA, f"the quota of tenant {self.name!r} is used up: {text}")
-
-
-def told_out(tenant: Tenant, on_stored: Stored | None) -> Stored | None:
-    """What a publisher is told, in its tenant's names."""
-    if on_stored is None:
-        return None
-    tell: Callable[[StoredAs, str], None] = on_stored
-    return lambda kind, stored_id: tell(kind, tenant.name_out(stored_id))

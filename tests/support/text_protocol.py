@@ -164,9 +164,7 @@ class TextConnection(Connection):
     def _take(self, rest: str, now: float) -> None:
         queue, group, credit = rest.split(" ")
         address = QueueAddress(queue=queue)
-        self._consumers[queue] = self.broker.consume(
-            self, address, group, now, deliver=self._take_delivery, credit=int(credit)
-        )
+        self._consumers[queue] = self.broker.consume(self, address, group, self._take_delivery, now, credit=int(credit))
 
     def _take_delivery(self, delivery: Delivery) -> bool:
         self._number += 1

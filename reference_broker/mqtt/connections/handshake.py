@@ -300,7 +300,7 @@ def _may_leave(connection: MqttConnection, topic: str, client_id: str) -> bool:
         return True
     try:
         tenant = broker.tenants.of_client(connection.username, client_id)
-        address = broker.topics.read(topic if tenant is None else tenant.topic_in(topic)).address
+        address = broker.topics.read(topic, tenant).address
         return broker.tenants.reaches(connection.username, client_id, address)
     except QueueError as error:
         raise _refusal(connection, f"will topic: {error}", Reason.TOPIC_NAME_INVALID) from error

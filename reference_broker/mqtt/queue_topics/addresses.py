@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from assay.reference_broker.core.tenant import Tenant
+from assay.reference_broker.mqtt.queue_topics import tenant_names
 from assay.reference_broker.mqtt.queue_topics.publish_properties import parse_options
 from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
@@ -64,9 +66,11 @@ class QueueTopics:
         self._known: dict[str, QueueTopic] = {}
         self._version = -1
 
-    def read(self, topic: str) -> QueueTopic:
-        """Raises :class:`QueueError` (BAD_ADDRESS)."""
+    def read(self, topic: str, tenant: Tenant | None = None) -> QueueTopic:
+        """What it says, to a client of this tenant. Raises :class:`QueueError` (BAD_ADDRESS)."""
         engine = self._engine
+        if tenant is not None:
+            topic = tenant_names.topic_in(tenant, topic)
         if self._version != engine.version:
             self._known.clear()
             self._version = engine.version

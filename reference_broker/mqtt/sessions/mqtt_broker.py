@@ -18,7 +18,7 @@ from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.budget import Budget, MessageBudget
 from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.routing import Subscription, subscription_bytes
-from assay.reference_broker.core.tenant import told_out
+from assay.reference_broker.mqtt.queue_topics import tenant_names
 from assay.reference_broker.mqtt.queue_topics.addresses import QUEUE_PREFIXES, QueueTopics, is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
 from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
@@ -598,10 +598,10 @@ class MqttBroker(Broker):
         try:
             # One whose tenant was taken away goes without until it is disconnected.
             tenant = None if publisher is None or self.tenants is None else publisher.tenant
-            topic = self.topics.read(message.topic if tenant is None else tenant.topic_in(message.topic))
+            topic = self.topics.read(message.topic, tenant)
             if tenant is not None:
-                message = tenant.message_in(message, names_ids=topic.verb is not None)
-                on_stored = told_out(tenant, on_stored)
+                message = tenant_names.message_in(tenant, message, names_ids=topic.verb is not None)
+                on_stored = tenant_names.told_out(tenant, on_stored)
             queue, properties = topic.address.queue, message.user_properties
             if topic.verb is None:
                 options = parse_options(properties) if properties else None
@@ -643,7 +643,7 @@ class MqttBroker(Broker):
         if not self.engine.has_pressure:
             return False
         try:
-            read = self.topics.read(topic if session.tenant is None else session.tenant.topic_in(topic))
+            read = self.topics.read(topic, session.tenant)
         except QueueError:
             return False
         return self.engine.is_pressed(read.address)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from assay.reference_broker.mqtt.queue_topics import tenant_names
 from assay.reference_broker.mqtt.queue_topics.subscribe_properties import lasting_properties, parse_subscribe_options
 from assay.reference_broker.mqtt.sessions.session import LARGE_BYTES
 from assay.reference_broker.queues import Consumer, Delivery, QueueError, QueueErrorCode
@@ -37,7 +38,7 @@ def consume(
     """Let a connected session consume from the queue that a filter addresses. Raises :class:`QueueError`."""
     engine = broker.engine
     tenant = session.tenant
-    topic = broker.topics.read(topic_filter if tenant is None else tenant.topic_in(topic_filter))
+    topic = broker.topics.read(topic_filter, tenant)
     if topic.verb is not None:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
     address = topic.address
@@ -64,7 +65,7 @@ def consume(
             if tenant.limits_consuming and (wait_s := tenant.delivery_wait_s(len(message.payload), broker.now)):
                 broker.timers.schedule(broker.now + wait_s, lambda later: engine.resume(consumer, later))
                 return False
-            message = tenant.message_out(message, delivery.queue)
+            message = tenant_names.message_out(tenant, message, delivery.queue)
         session.deliver(message, qos, False, identifiers, delivery)
         if received_when_sent:
             engine.groups.received(consumer, delivery.partition, delivery.offset, broker.now)
@@ -76,13 +77,12 @@ def consume(
             return 0
         return session.hand_over_run(connection, run)
 
-    consumer: Consumer = engine.subscribe(
-        address.queue,
-        pattern=address.routing_key,
-        group=group,
-        consumer_id=session.client_id,
-        deliver=deliver,
-        now=now,
+    consumer: Consumer = broker.consume(
+        session,
+        address,
+        group,
+        deliver,
+        now,
         options=options,
         notify=_notifier(session, identifiers) if options.notify else None,
         on_end=lambda: broker.admin.queue_ended(session, topic_filter, "deleted"),

@@ -95,9 +95,8 @@ def _of_tenant(state: MqttBroker, tenant: Tenant, message: Message) -> tuple[tup
 def _queue_of(state: MqttBroker, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
     """The engine's name of a queue that a request names and the client may publish to. Raises :class:`QueueError`."""
     topic = topic_of(name, "")
-    tenant = session.tenant
     # As for a publish, so that a request leads to no queue that a publish would not lead to.
-    read = state.topics.read(topic if tenant is None else tenant.topic_in(topic))
+    read = state.topics.read(topic, session.tenant)
     address = read.address
     if read.verb is not None or address.routing_key:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, f"{name[:80]!r} is not the name of a queue")
