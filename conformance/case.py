@@ -54,6 +54,7 @@ from assay.conformance.wire import (
     Connack,
     Connect,
     Packet,
+    PacketType,
     Properties,
     Pubcomp,
     Publish,
@@ -506,6 +507,14 @@ class CaseContext:
         filters = self.flow.filters_of(client_id)
         return topic not in filters and not any(map(_has_wildcard, filters))
 
+    def is_of_another_case(self, frame: bytes) -> bool:
+        """Whether a packet that cannot be read is a message of another case: that of one which sends such properties,
+        and who has asked for everything may get it."""
+        at = next((index for index in range(1, len(frame)) if frame[index] < 0x80), len(frame)) + 1
+        topic = frame[at + 2 : at + 2 + int.from_bytes(frame[at : at + 2], "big")].decode(errors="replace")
+        is_publish = frame[0] >> 4 == PacketType.PUBLISH
+        return is_publish and self._token not in topic.split("/") and bool(_OF_ANOTHER_CASE.match(topic))
+
     # Checks
 
     def fail(self, text: str) -> NoReturn:
@@ -730,7 +739,8 @@ class CaseContext:
     def second_look(self) -> bool:
         """A wait has ended without its event: is there time left in which it may still come?
 
-        Once in a case the clock for this begins, unless the run is given less patience than the cases have.
+        The clock for this begins once in a case, and anew behind what came late; never in a run with less patience than
+        the cases have.
         """
         now = asyncio.get_running_loop().time()
         if self._hurried or self._limit is None:
@@ -754,6 +764,8 @@ class CaseContext:
         given_s = min(waited_s, self._to_give_s)
         self._to_give_s -= given_s
         begins_anew = asyncio.get_running_loop().time() + self.limit_s if given_s >= _LAG_S else 0.0
+        if begins_anew:
+            self._look_until = None  # it may take as long over the next one
         self._move_deadline(max(self._deadline + given_s, begins_anew))
 
     def _move_deadline(self, deadline: float) -> None:

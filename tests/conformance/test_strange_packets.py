@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from assay.conformance.case import CaseContext, load_cases
 from assay.conformance.connection import _MAX_STRANGE_LINES, Connection, Transcript
-from assay.conformance.rules import Rule
-from assay.conformance.wire import Packet, Publish, encode
+from assay.conformance.rules import Rule, StepFailureError
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import Packet, Pingresp, Properties, Publish, encode
 
 FLOOD = 3 * _MAX_STRANGE_LINES
 
@@ -32,6 +34,9 @@ class Context:
     def is_foreign(self, *_asked: object) -> bool:
         return True
 
+    def is_of_another_case(self, _frame: bytes) -> bool:
+        return False
+
     def note_incident(self, rule: Rule, _text: str, *_more: object) -> None:
         self.noted.append(rule)
 
@@ -53,3 +58,23 @@ def test_a_flood_is_written_down_in_part(first: bytes) -> None:
     assert lines[-1] == "more of the same is not written down"
     # Each counts all the same.
     assert len(context.noted) == (0 if first else FLOOD)
+
+
+def test_what_another_case_has_sent_is_passed_over_however_wrong_it_is() -> None:
+    """Mosquitto forwards a payload format indicator of 2, and whoever subscribed to everything was said to get it."""
+    case = load_cases()["mqtt5/topics/wildcards-spare-dollar-topics"]
+
+    async def main() -> None:
+        ctx = CaseContext(case, Endpoint(), {}, run_token="0000001", seed=0)
+        connection = Connection(ctx, "everything", 5)
+        wrong = Properties(payload_format_indicator=2)
+        for qos in (0, 1):
+            others = Publish(topic="assay/0123456789abcde/t", qos=qos, packet_id=qos, properties=wrong)
+            connection.data_received(encode(others, 5))
+        connection.data_received(encode(Pingresp(), 5))
+        await connection.expect(Pingresp)
+        connection.data_received(encode(Publish(topic=ctx.topic(), properties=wrong), 5))
+        with pytest.raises(StepFailureError, match="malformed"):
+            await connection.receive()
+
+    asyncio.run(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import delivered, publishing, qos_levels, under_way
+from assay.conformance.cases.mqtt5.support import delivered, publishing, qos_levels, subscribe_at, under_way
 from assay.conformance.wire import (
     Puback,
     Pubcomp,
@@ -78,7 +78,7 @@ async def qos_2(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     for packet_id in _PACKET_IDS:
         payload = str(packet_id).encode()

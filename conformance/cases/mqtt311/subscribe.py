@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import delivered
+from assay.conformance.cases.mqtt5.support import delivered, subscribe_at
 from assay.conformance.connection import FIRST_FAILURE_CODE
 from assay.conformance.wire import (
     Pubcomp,
@@ -306,7 +306,7 @@ async def unsubscribe_finishes(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"begun", qos=2)
     message = await subscriber.expect_publish(topic, qos=2, ack=False)
