@@ -91,6 +91,8 @@ _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
 _SECOND_LOOK_S = 12.0
 """No standard says how soon a broker answers, or sends again by a timer: 5 s and 10 s are in use."""
+_SHORT_LOOK_S = 1.0
+"""Of a case that is known to fail: enough to tell that from a case that had no time left."""
 _AFTER_A_WAIT = 0.2
 """Share of its limit that a case has left behind a wait, on a machine that may take long to wake it."""
 _LONG_NAME_BYTES = 1_000
@@ -259,7 +261,7 @@ class CaseContext:
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart.
 
-        ``looks_again``: a wait that ends without its event gets more time, see :meth:`second_look`.
+        ``looks_again``: a wait that ends without its event gets a good deal more time, see :meth:`second_look`.
         ``restart`` kills a private broker, does something, and starts it again, its clock so far ahead.
         """
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
@@ -304,7 +306,8 @@ class CaseContext:
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
         self._extensions = 0
         self._look_until: float | None = None
-        self._hurried = patience_s is not None or not looks_again
+        self._hurried = patience_s is not None
+        self._look_s = _SECOND_LOOK_S if looks_again else _SHORT_LOOK_S
         self._to_give_s = _MAX_GIVEN_S
         self._limit: asyncio.Timeout | None = None
 
@@ -746,15 +749,15 @@ class CaseContext:
         if self._hurried or self._limit is None:
             return False
         if self._look_until is None:
-            self._look_until = now + _SECOND_LOOK_S
+            self._look_until = now + self._look_s
             self._move_deadline(self._look_until + self.case.limit_s)
-            self.note(f"no standard says how soon a broker answers: {_SECOND_LOOK_S:g} s more are given")
+            self.note(f"no standard says how soon a broker answers: {self._look_s:g} s more are given")
         return now < self._look_until
 
     @property
     def looked_on(self) -> str:
         """What was added to the patience of the case, for a failure's text."""
-        return "" if self._look_until is None else f", and {_SECOND_LOOK_S:g} s more"
+        return "" if self._look_until is None else f", and {self._look_s:g} s more"
 
     def give_back(self, waited_s: float) -> None:
         """The broker took so long over something that did come: no standard bounds the sum of many such waits.

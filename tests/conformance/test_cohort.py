@@ -250,7 +250,7 @@ def test_who_fails_each_time_keeps_no_others_waiting(tmp_path: Path) -> None:
     looked: list[str] = []
 
     async def waits(ctx: CaseContext) -> None:
-        looked.append(f"{ctx.case.id} {ctx.second_look()}")
+        looked.append(f"{ctx.case.id} {ctx._look_s if ctx.second_look() else 0:g}")
         ctx.fail("it never came")
 
     async def passes(ctx: CaseContext) -> None:
@@ -273,4 +273,4 @@ link = "docs/findings/x.md"
     assert verdicts == [CaseVerdict.XFAIL, CaseVerdict.FAIL, CaseVerdict.PASS]
     known, new = (f"{case.id} " for case in cases[:2])
     # The new one is asked among others, then alone, and then without a restart.
-    assert sorted(looked) == [f"{known}False", f"{new}False", f"{new}True", f"{new}True"]
+    assert sorted(looked) == [f"{known}1", f"{new}0", f"{new}12", f"{new}12"]
