@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from unittest import mock
@@ -57,9 +58,12 @@ class Life:
         return connection
 
     def send(self, connection: MqttConnection, packets: Sequence[bytes]) -> None:
-        for chunk in [b"".join(packets)] if self.whole else packets:
-            if not connection.closing:
-                self.node.receive(connection, chunk, NOW)
+        # One $ack is a run of one; here, those that come alone go the general way.
+        general = mock.patch.object(AckRunReader, "read", return_value=None)
+        with contextlib.nullcontext() if self.whole else general:
+            for chunk in [b"".join(packets)] if self.whole else packets:
+                if not connection.closing:
+                    self.node.receive(connection, chunk, NOW)
         for _ in range(3):
             self.node.take_dirty(NOW)
 
@@ -309,7 +313,10 @@ def test_a_cut_off_run_is_read_as_far_as_it_is_whole(cut: int) -> None:
     assert run.places == [(0, 1), (0, 2)]
     assert run.ends == [len(first), len(first) + len(second)]
     assert run.ids == b"\0\1\0\2"
-    assert read_ack_run(first + second[:-cut], 0, topic_field, b"q:") is None
+    alone = read_ack_run(first + second[:-cut], 0, topic_field, b"q:")
+    assert alone is not None
+    assert (alone.places, alone.ids, alone.ends) == ([(0, 1)], b"\0\1", [len(first)])
+    assert read_ack_run(first[:-cut], 0, topic_field, b"q:") is None
 
 
 @settings(max_examples=300, deadline=None)
@@ -350,7 +357,7 @@ def test_packets_of_one_size_are_read_as_others_are(
             assert found is known
             break
         count = len(found.places)
-        assert count > 1
+        assert count
         assert found == AckRun(known.group, known.places[:count], known.ids[: 2 * count], known.ends[:count])
         start = found.ends[-1]
 

@@ -55,7 +55,7 @@ class AckRunReader:
         self, data: bytes, start: int, stride: int, head: bytes, topic_field: bytes, id_prefix: bytes
     ) -> AckRun | None:
         """Packets of as many bytes as the first; None for fewer than two, and for everything that is not quite so."""
-        first = _read(data, start, topic_field, id_prefix, 1)
+        first = read_ack_run(data, start, topic_field, id_prefix, 1)
         if first is None or first.ends[0] != start + stride:
             return None
         tail = _GROUP_ID + len(first.group).to_bytes(2, "big") + first.group
@@ -93,17 +93,12 @@ class AckRunReader:
         return AckRun(first.group, places, b"".join(ids), ends)
 
 
-def read_ack_run(data: bytes, start: int, topic_field: bytes, id_prefix: bytes) -> AckRun | None:
+def read_ack_run(data: bytes, start: int, topic_field: bytes, id_prefix: bytes, most: int = 0) -> AckRun | None:
     """The run that begins at ``start``: QoS 1 packets with this topic (its length in front), for message ids that begin
-    with ``id_prefix``, of one group. None for fewer than two.
+    with ``id_prefix``, of one group, and ``most`` of them at most. None when there is none.
     """
-    run = _read(data, start, topic_field, id_prefix, len(data))
-    return run if run is not None and len(run.places) > 1 else None
-
-
-def _read(data: bytes, start: int, topic_field: bytes, id_prefix: bytes, most: int) -> AckRun | None:
-    """At most so many; None when there is none."""
     size = len(data)
+    most = most or size
     group: bytes = b""
     places: list[tuple[int, int]] = []
     ids = bytearray()

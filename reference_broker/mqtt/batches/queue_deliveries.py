@@ -198,7 +198,7 @@ class DeliveryEncoder:
         if not is_plain_but_for_user_properties(message):
             return None
         pairs = message.user_properties
-        return _USER_PROPERTIES.get(pairs) or self._learn(pairs)
+        return (_USER_PROPERTIES.get(pairs) or self._learn(pairs)) if pairs else b""
 
     def _learn(self, pairs: tuple[tuple[str, str], ...]) -> bytes | None:
         """User properties as a delivery has them; None for very many."""

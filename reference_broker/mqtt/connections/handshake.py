@@ -14,8 +14,7 @@ from assay.reference_broker.mqtt.connections.error_packets import explain, refer
 from assay.reference_broker.mqtt.connections.login import log_in
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
-from assay.reference_broker.mqtt.queue_topics.transaction_topics import is_transaction_topic
+from assay.reference_broker.mqtt.queue_topics.served_topics import REQUEST_PREFIXES
 from assay.reference_broker.mqtt.sessions.mqtt_broker import NEVER_EXPIRES_S, ConnectRequest
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Will, session_bytes
 from assay.reference_broker.mqtt.wire.codec import decode_packet
@@ -291,7 +290,7 @@ def _will(connection: MqttConnection, fields: WillFields | None, client_id: str)
 
 def _may_leave(connection: MqttConnection, topic: str, client_id: str) -> bool:
     """Whether a will may go to a topic. Nobody would be there to hear the answer to a request."""
-    if is_sys_topic(topic) or is_admin_topic(topic) or is_transaction_topic(topic):
+    if is_sys_topic(topic) or topic.startswith(REQUEST_PREFIXES):
         return False
     if connection.grants is not None and not connection.grants.may_publish(topic):
         return False

@@ -19,9 +19,10 @@ from assay.reference_broker.mqtt.connections import administration, handlers
 from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks
 from assay.reference_broker.mqtt.connections.queue_batches import QueueBatches
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
+from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
 from assay.reference_broker.mqtt.queue_topics.publish_properties import wants_receipt
-from assay.reference_broker.mqtt.queue_topics.transaction_topics import is_transaction_topic
+from assay.reference_broker.mqtt.queue_topics.served_topics import SERVED_PREFIXES
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.session import LARGE_BYTES, MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import decode_packet
@@ -602,10 +603,10 @@ class Inbound(PublishAcks):
         if len(message.payload) > self._max_payload_bytes or topic.count("/") >= self._max_levels:
             self._traffic.dropped += 1
             return
-        if topic[:1] == "$" and is_admin_topic(topic):
+        if topic.startswith(ADMIN_PREFIX):
             administration.request(self._connection, message, now, ignore)
             return
-        if topic[:1] == "$" and is_transaction_topic(topic):
+        if topic.startswith(TRANSACTION_PREFIX):
             self._request_transaction(message, now, [], ignore)
             return
         with contextlib.suppress(QueueError):
@@ -633,7 +634,7 @@ class Inbound(PublishAcks):
             if not (allowed and fits and has_room):
                 raise self._refusal(topic, allowed=allowed, fits=fits)
             if topic[:1] == "$":
-                if _is_served(topic):
+                if topic.startswith(SERVED_PREFIXES):
                     self._publish_to_queue(session, message, packet_id, now)
                     return
                 if is_sys_topic(topic):
@@ -686,9 +687,9 @@ class Inbound(PublishAcks):
             elif self._pending_acks[0] is slot:
                 self._release_acks()
 
-        if is_admin_topic(message.topic):
+        if message.topic.startswith(ADMIN_PREFIX):
             administration.request(connection, message, now, confirmed)
-        elif is_transaction_topic(message.topic):
+        elif message.topic.startswith(TRANSACTION_PREFIX):
             self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
@@ -724,8 +725,3 @@ def _sys_refusal() -> QueueError:
 
 def _anywhere(_topic: str) -> bool:
     return True
-
-
-def _is_served(topic: str) -> bool:
-    """Whether publishes to a topic are for the broker itself, and wait for its answer."""
-    return is_queue_topic(topic) or is_admin_topic(topic) or is_transaction_topic(topic)

@@ -88,7 +88,7 @@ class QueueBatches:
 
     def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
         """``$ack`` publishes: settled together. Returns the end of those that were; 0: nothing was done."""
-        if end + 2 >= len(data) or self._was_refused(data, start):
+        if self._was_refused(data, start):
             return 0
         topic = self._topic(data[body:topic_end])
         read = None if topic is None else self._read(topic)

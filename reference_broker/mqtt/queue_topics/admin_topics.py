@@ -10,12 +10,8 @@ from assay.reference_broker.queues.admin.admin_request import Answer
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, is_dead_letter
 
 ADMIN_PREFIX: Final = "$admin/queue/"
+"""Publishes to topics that begin with it are requests."""
 _ADMIN_ROOT: Final = "$admin/"
-
-
-def is_admin_topic(topic: str) -> bool:
-    """Whether a publish to a topic is a request of the administration of queues."""
-    return topic.startswith(ADMIN_PREFIX)
 
 
 def reaches_admin(topic_filter: str) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.engine import QueueEngine
 
 TRANSACTION_PREFIX: Final = "$txn/"
+"""Publishes to topics that begin with it are requests about producers and transactions."""
 TRANSACTIONAL_ID: Final = "transactional-id"
 TIMEOUT: Final = "timeout"
 QUEUE: Final = "queue"
@@ -50,11 +51,6 @@ _NAMES = frozenset((TRANSACTIONAL_ID, PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_I
 Answer = Callable[[QueueError | None, Mapping[str, object]], None]
 """Takes the error, or what the request came to."""
 _Properties = Mapping[str, str]
-
-
-def is_transaction_topic(topic: str) -> bool:
-    """Whether a publish to a topic is a request about producers and transactions."""
-    return topic.startswith(TRANSACTION_PREFIX)
 
 
 def perform(

@@ -19,8 +19,7 @@ from assay.reference_broker.core.budget import Budget, MessageBudget
 from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.routing import Subscription, subscription_bytes
 from assay.reference_broker.mqtt.queue_topics import tenant_names
-from assay.reference_broker.mqtt.queue_topics.addresses import QUEUE_PREFIXES, QueueTopics, is_queue_topic
-from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
 from assay.reference_broker.mqtt.queue_topics.group_properties import GROUP_VERBS, request_of_group
 from assay.reference_broker.mqtt.queue_topics.publish_properties import (
@@ -29,8 +28,8 @@ from assay.reference_broker.mqtt.queue_topics.publish_properties import (
     parse_options,
     read_options,
 )
+from assay.reference_broker.mqtt.queue_topics.served_topics import SERVED_PREFIXES
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES, parse_settlement
-from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.mqtt.sessions import queue_consumers
 from assay.reference_broker.mqtt.sessions.access_review import AccessReview
 from assay.reference_broker.mqtt.sessions.queue_admin import QueueAdmin
@@ -50,7 +49,6 @@ from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
-_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
 _MAX_DIGITS = 20
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
 NEVER_EXPIRES_S = 0xFFFFFFFF
@@ -514,7 +512,7 @@ class MqttBroker(Broker):
         True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
         queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
         """
-        if message.topic.startswith(_NOT_ROUTED):
+        if message.topic.startswith(SERVED_PREFIXES):
             # Nobody can wait here for a request to be answered; wills and the like are dropped.
             if is_queue_topic(message.topic):
                 self.publish_to_queue(message, publisher, now, self._note_refused)

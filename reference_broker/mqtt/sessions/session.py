@@ -415,7 +415,9 @@ class Session:
     def can_take(self, message: Message) -> bool:
         """A message would be sent at once."""
         size = memory_bytes(message)
-        if self.queued or not (self.has_room and self._has_bytes_for(size)) or self.connection is None:
+        if self.queued or self.connection is None or len(self.in_flight) >= self.window:
+            return False
+        if not self._has_bytes_for(size):
             return False
         return size < LARGE_BYTES or self.connection.has_turn()
 
