@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from transcripts import golden
+from transcripts.life import Life
 
 _A_TEST = 4
 """Lives."""
@@ -21,6 +22,12 @@ def test_lives_go_as_they_went(first: int) -> None:
     for number in range(first, first + _A_TEST):
         lines = list(golden.difference(number, _GOLDEN[number], golden.played(number)))
         assert not lines, "\n".join([*lines, _HOW])
+
+
+@pytest.mark.parametrize("number", range(0, golden.LIVES, 20))
+def test_the_general_ways_say_the_same_as_the_fast_ones(number: int) -> None:
+    """A broker that writes traces takes them."""
+    assert not list(golden.difference(number, _GOLDEN[number], Life(number, traced=True).run()))
 
 
 def test_a_life_that_goes_otherwise_is_told() -> None:

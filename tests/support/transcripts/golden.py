@@ -15,8 +15,9 @@ _SHOWN_LINES = 30
 
 
 def played(number: int) -> list[str]:
-    """A life as it goes now."""
-    return Life(number).run()
+    """A life as it goes now; of some with their traces."""
+    life = Life(number, traced=number % 4 == 1)
+    return life.run() + life.world.trace
 
 
 def read() -> list[list[str]]:

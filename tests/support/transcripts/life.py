@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 from assay.conformance.wire import (
     Connack,
@@ -25,6 +27,7 @@ from assay.conformance.wire import (
     Will,
 )
 from assay.reference_broker.config import BrokerConfig, Durability, MqttConfig, QueuesConfig, SessionsConfig
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from transcripts.world import Client, World
 
 LIVES = 100
@@ -44,11 +47,23 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
     {"partitions": 4, "group": {"protocol": "cooperative"}, "delivery_timeout_s": 3},
 )
 _WAITS_S = (0.05, 0.5, 2.0, 11.0, 40.0, 700.0, 90_000.0)
+_TIDY_SOON = {
+    "storage.pending_log": {"SNAPSHOT_OPERATIONS": 30},
+    "storage.queue_store": {"_STATE_SNAPSHOT_RECORDS": 10},
+    "queues.partitions.departures": {"RESTATE_ABOVE_BYTES": 200},
+    "queues.delays.done_log": {"RESTATE_ABOVE_BYTES": 200},
+}
+"""From how much on snapshots replace logs, and logs are stated anew: no life is long enough for the real numbers."""
 _OPERATIONS: tuple[tuple[str, Any], ...] = (
     *(("stats", None), ("groups", {}), ("config", {}), ("delays", {}), ("dead-letters", {}), ("priority", None)),
     *(("purge", {}), ("replay", {}), ("groups", {"group": "g", "delete": True})),
     *(("reset", {"group": "g", "to": "earliest"}), ("reset", {"group": "h", "to": "latest"})),
     *(("config", {"max_depth": 9}), ("config", {"delivery_timeout_s": 5}), ("partitions", {"partitions": 5})),
+    *(
+        ("replay", {"message_id": "$dlq/q:2:0"}),
+        ("replay", {"message_id": "$dlq/r:0:1"}),
+        ("replay", {"message_id": "q"}),
+    ),
     *(("delete", {}), ("nothing", {}), ("stats", {"no": 1})),
 )
 
@@ -56,7 +71,9 @@ _OPERATIONS: tuple[tuple[str, Any], ...] = (
 class Life:
     """``run`` returns its lines."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, traced: bool = False) -> None:
+        """``traced``: as well, which takes the general ways past the fast ones; the lines must be the same."""
+        self.is_damaged = seed % 3 == 2
         rng = self.rng = random.Random(seed)
         self.has_aliases = rng.random() < 0.5
         profile = {"retry": {"initial_backoff_s": 0.5, "max_retries": 3}, "delivery_timeout_s": 8}
@@ -76,7 +93,7 @@ class Life:
                 durability=rng.choice((Durability.FSYNC, Durability.INTERVAL)), segment_bytes=rng.choice((900, 4_000))
             ),
         )
-        self.world = World(config, seed)
+        self.world = World(config, seed, traced=traced)
         self.settings = [_SETTINGS[seed % len(_SETTINGS)], rng.choice(_SETTINGS)]
         self.versions = {name: rng.choice((4, 5, 5)) for name in _NAMES}
         self.numbers = 0
@@ -100,6 +117,14 @@ class Life:
         )
 
     def run(self) -> list[str]:
+        """Its lines."""
+        with ExitStack() as stack:
+            for module, numbers in _TIDY_SOON.items():
+                for name, number in numbers.items():
+                    stack.enter_context(mock.patch(f"assay.reference_broker.{module}.{name}", number))
+            return self._live()
+
+    def _live(self) -> list[str]:
         self.versions["ada"] = 5
         for queue, settings in zip(_QUEUES, self.settings, strict=True):
             self._ask(self._client("ada"), "$admin/queue/create", {"name": queue, **settings})
@@ -114,7 +139,8 @@ class Life:
         if chance < 0.07:
             self.world.advance(self.rng.choice(_WAITS_S))
         elif chance < 0.09:
-            self.world.restart(cleanly=self.rng.random() < 0.5)
+            damage = self._damage if self.is_damaged and self.rng.random() < 0.7 else None
+            self.world.restart(cleanly=self.rng.random() < 0.5, damage=damage)
             self.held.clear()
         else:
             client = self._client(self.rng.choice(_NAMES))
@@ -151,6 +177,29 @@ class Life:
         self.transaction = told.get("transaction-id", self.transaction)
         if "producer-epoch" in told:
             self.producer = tuple((name, told[name]) for name in ("producer-id", "producer-epoch"))
+
+    def _damage(self, disk: MemoryDisk, paths: list[str]) -> str:
+        """One file, of those that hold something; the newest of a folder more often than others."""
+        rng = self.rng
+        full = [path for path in paths if disk.open(path).size]
+        path = rng.choice(full)
+        path = rng.choice((path, max(each for each in full if each.rpartition("/")[0] == path.rpartition("/")[0])))
+        file = disk.open(path)
+        size, kind = file.size, rng.choice(("cut", "cut", "zeros", "garbage", "flip", "flip", "empty", "gone"))
+        at = rng.randrange(size)
+        if kind == "cut":
+            file.truncate(at)
+        elif kind == "zeros":
+            file.append(bytes(at % 100 + 1))
+        elif kind == "garbage":
+            file.append(rng.randbytes(at % 100 + 1))
+        elif kind == "flip":
+            file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1 << rng.randrange(8)]))
+        elif kind == "empty":
+            file.truncate(0)
+        else:
+            disk.remove(path)
+        return f"{path} of {size} bytes, {kind} at {at}"
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -294,6 +343,9 @@ class Life:
             told = dict(delivery.properties.user_property)
             names: tuple[str, ...] = ("message-id", "group-id", "partition")
             named = [(name, told[name]) for name in names if name in told]
+            if rng.random() < 0.06:
+                wild = f"{rng.choice(_QUEUES)}:{rng.choice((0, 2, 9))}:{rng.choice((0, 3, 10**18, 10**19))}"
+                named = [("message-id", wild), *named[1:]]
             named += [("delay", "3s")] if verb == "nack" and rng.random() < 0.3 else []
             named += [("reason", "bad")] if verb == "reject" else []
             queue = "/".join(delivery.topic.split("/")[:2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from assay.conformance.wire import Decoder, Packet, Publish, decode_packet, describe, encode
@@ -13,6 +13,7 @@ from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.batch import HEADER_BYTES, BatchError, decode_header
 from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
 
 START = 1_700_000_000.0
 _TURNS = 10_000
@@ -32,11 +33,13 @@ class Client:
 class World:
     """``lines`` has what happened so far."""
 
-    def __init__(self, config: BrokerConfig, seed: int) -> None:
+    def __init__(self, config: BrokerConfig, seed: int, *, traced: bool = False) -> None:
         self.config, self.seed = config, seed
+        self._tracer = self._on_trace if traced else None
         self.disk = MemoryDisk()
         self.now = START
         self.lines: list[str] = []
+        self.trace: list[str] = []
         self.clients: dict[str, Client] = {}
         self._said: dict[str, list[str]] = {}
         self._starts = 0
@@ -45,9 +48,13 @@ class World:
     def _start(self) -> None:
         self._starts += 1
         self.disk.unlock()
-        self.node = BrokerNode(self.config, self.disk, random.Random(self.seed + self._starts), self.now)
+        rng = random.Random(self.seed + self._starts)
+        self.node = BrokerNode(self.config, self.disk, rng, self.now, self._tracer)
         self.lines += [f"note: {note.place}: {note.problem}" for note in self.node.recovery_notes]
         self._turn()
+
+    def _on_trace(self, kind: TraceKind, fields: dict[str, str | int]) -> None:
+        self.trace.append(f"trace: {kind.value} {json.dumps(fields, sort_keys=True)}")
 
     # -- what clients do -----------------------------------------------------------------------------------------
 
@@ -88,14 +95,16 @@ class World:
         self.node.tick(self.now)
         self._turn()
 
-    def restart(self, *, cleanly: bool) -> None:
-        """Cleanly, or as kill -9 does: what was written stays."""
+    def restart(self, *, cleanly: bool, damage: Callable[[MemoryDisk, list[str]], str] | None = None) -> None:
+        """Cleanly, or as kill -9 does: what was written stays, but for ``damage``, which tells what it did."""
         self.lines.append("the broker ends" if cleanly else "the broker is killed")
         if cleanly:
             self.node.close(self.now)
             self._turn()
         self.clients.clear()
         self.now += 1.0
+        if damage is not None:
+            self.lines.append(f"damage: {damage(self.disk, sorted(self._paths('')))}")
         self._start()
         self.lines += [f"disk: {line}" for line in self.on_disk()]
 
