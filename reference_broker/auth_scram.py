@@ -173,7 +173,7 @@ class ScramServer:
             raise ScramError(message_text)
         if state is ScramState.WAIT_CLIENT_FIRST:
             return self._on_client_first(message)
-        return self._on_client_final(message)
+        return self.on_client_final(message)
 
     def _on_client_first(self, message: bytes) -> bytes:
         flag, comma, rest = message.partition(b",")
@@ -200,7 +200,7 @@ class ScramServer:
         self.state = ScramState.WAIT_CLIENT_FINAL
         return answer
 
-    def _on_client_final(self, message: bytes) -> bytes:
+    def on_client_final(self, message: bytes) -> bytes:
         unproven, separator, proof_text = message.rpartition(b",p=")
         parts = unproven.split(b",")
         if not separator or len(parts) < 2 or not parts[0].startswith(b"c=") or not parts[1].startswith(b"r="):

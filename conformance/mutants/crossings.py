@@ -53,7 +53,7 @@ def takeover_sends_will(patch: Patch) -> None:
         if session is None or session.connection is None or session.will is None:
             return
         if session.will.delay_s > 0 and session.expiry_s > 0 and not request.clean_start:
-            broker._send_will(session, now)
+            broker.send_will(session, now)
 
     _at_connect(patch, before)
 
@@ -118,7 +118,7 @@ def sent_will_not_written(patch: Patch) -> None:
         return send
 
     patch.wrap(KeptSession, "adopt", make_adopt)
-    patch.wrap(MqttBroker, "_send_will", make_send)
+    patch.wrap(MqttBroker, "send_will", make_send)
 
 
 # -- what is under way -----------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def publish_once_more(patch: Patch) -> None:
 @mutant("cross-too-large-keeps-its-place", "a message that is too large for the client keeps its place in the window")
 def too_large_keeps_place(patch: Patch) -> None:
     def send(self: Session, connection: SessionConnection, outgoing: Outgoing) -> None:
-        packet_id = self._allocate_packet_id()
+        packet_id = self.allocate_packet_id()
         self.hold(packet_id, outgoing)
         connection.send_publish(packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers)
 
@@ -289,7 +289,7 @@ def members_cannot_end(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(MqttBroker, "_detach", make)
+    patch.wrap(MqttBroker, "detach", make)
 
 
 # -- subscriptions ---------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def read_subscription_not_replaced(patch: Patch) -> None:
         return collect
 
     patch.wrap(KeptSession, "adopt", make_adopt)
-    patch.wrap(KeptSession, "_collect_subscription", make_collect)
+    patch.wrap(KeptSession, "collect_subscription", make_collect)
 
 
 @mutant("cross-share-takes-options-of-own", "a share takes Retain As Published of a subscription of the member's own")

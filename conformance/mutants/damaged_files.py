@@ -17,7 +17,7 @@ def _refuses(*_args: object) -> None:
 
 @mutant("storage-torn-end-refused", "a queue whose log ends in the middle of a write cannot be opened")
 def torn_end_refused(patch: Patch) -> None:
-    patch.replace(log_opening, "_cut_torn_tail", _refuses)
+    patch.replace(log_opening, "cut_torn_tail", _refuses)
 
 
 @mutant("storage-group-damage-refused", "a queue cannot be opened where the log of one of its groups is damaged")

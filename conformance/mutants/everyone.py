@@ -185,7 +185,7 @@ def late_qos_0(patch: Patch) -> None:
 
         return publish
 
-    patch.wrap(Inbound, "_publish_qos0", make)
+    patch.wrap(Inbound, "publish_qos0", make)
     no_fast_lane(patch)
 
 
@@ -299,7 +299,7 @@ def late_wills(patch: Patch) -> None:
         return send_will
 
     patch.wrap(RetainedStore, "store", make_store)
-    patch.wrap(MqttBroker, "_send_will", make)
+    patch.wrap(MqttBroker, "send_will", make)
 
 
 @variation(
@@ -367,7 +367,7 @@ def random_packet_ids(patch: Patch) -> None:
 
         return allocate
 
-    patch.wrap(Session, "_allocate_packet_id", make)
+    patch.wrap(Session, "allocate_packet_id", make)
     patch.wrap(Session, "can_send_run", make)
 
 

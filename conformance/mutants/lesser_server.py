@@ -39,13 +39,13 @@ def not_announced(patch: Patch) -> None:
 
 def _check_less(patch: Patch, change: Callable[[int, bool], tuple[int, bool]]) -> None:
     """What a PUBLISH asks for is checked as if it asked for ``change(qos, retain)``."""
-    original = Inbound._check_flags
+    original = Inbound.check_flags
 
     def check_flags(self: Inbound, qos: int, *, retain: bool) -> None:
         qos, retain = change(qos, retain)
         original(self, qos, retain=retain)
 
-    patch.replace(Inbound, "_check_flags", check_flags)
+    patch.replace(Inbound, "check_flags", check_flags)
 
 
 @mutant("lesser-qos-above-maximum-taken", "a PUBLISH above the announced Maximum QoS is taken")
@@ -79,7 +79,7 @@ def will_retain_taken(patch: Patch) -> None:
 
 def _subscribe_as_if(patch: Patch, **available: bool) -> None:
     """SUBSCRIBE is handled as if these capabilities were there."""
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         state: MqttBroker = connection.broker
@@ -90,7 +90,7 @@ def _subscribe_as_if(patch: Patch, **available: bool) -> None:
         finally:
             state.config = stated
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 @mutant("lesser-wildcards-granted", "wildcard filters are granted by a server that does not do wildcards")
@@ -110,7 +110,7 @@ def identifiers_taken(patch: Patch) -> None:
 
 @mutant("v3-maximum-qos-ignored-by-suback", "SUBACK grants the QoS that was asked for, above the server's highest")
 def suback_ignores_maximum(patch: Patch) -> None:
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         sent = len(connection._out)
@@ -119,14 +119,14 @@ def suback_ignores_maximum(patch: Patch) -> None:
         del connection._out[sent:]
         connection.send_packet(asked)
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 @mutant("lesser-topic-aliases-taken", "topic aliases are taken though CONNACK allows none")
 def aliases_taken(patch: Patch) -> None:
-    original = Inbound._resolve_topic
+    original = Inbound.resolve_topic
     patch.replace(
-        Inbound, "_resolve_topic", lambda self, packet: packet.topic if packet.topic else original(self, packet)
+        Inbound, "resolve_topic", lambda self, packet: packet.topic if packet.topic else original(self, packet)
     )
 
 
@@ -143,7 +143,7 @@ def packet_size_unchecked(patch: Patch) -> None:
 
 @mutant("lesser-server-keep-alive-not-applied", "the client's keep alive stays in force in place of the server's")
 def server_keep_alive_not_applied(patch: Patch) -> None:
-    original = handshake._establish
+    original = handshake.establish
 
     def establish(connection: MqttConnection, packet: Connect, data: bytes | None, now: float) -> None:
         original(connection, packet, data, now)
@@ -151,7 +151,7 @@ def server_keep_alive_not_applied(patch: Patch) -> None:
         connection._timer.cancel()
         connection.start_keep_alive(now)
 
-    patch.replace(handshake, "_establish", establish)
+    patch.replace(handshake, "establish", establish)
 
 
 @mutant("lesser-client-id-refused-with-code-5", "a refused client identifier gets CONNACK code 5")
@@ -161,7 +161,7 @@ def wrong_code(patch: Patch) -> None:
 
 @variation("lesser-filters-refused-by-suback", "filters that the server does not do are refused by SUBACK")
 def refused_by_suback(patch: Patch) -> None:
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         try:
@@ -172,12 +172,12 @@ def refused_by_suback(patch: Patch) -> None:
             reasons = (error.reason,) * len(packet.requests)
             connection.send_packet(Suback(packet_id=packet.packet_id, reasons=reasons))
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 @variation("lesser-bad-filter-ends-the-connection", "a filter that the server does not do ends a 3.1.1 connection")
 def ends_connection(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -187,4 +187,4 @@ def ends_connection(patch: Patch) -> None:
             raise ProtocolError("wildcards are not supported here", "MQTT-3.8.3-2")
         return result
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)

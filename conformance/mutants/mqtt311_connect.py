@@ -115,7 +115,7 @@ def _ignore_flags(patch: Patch, seen: Callable[[int], int]) -> None:
     def make(original: _CheckFlags) -> _CheckFlags:
         return lambda flags, version: original(seen(flags), version)
 
-    patch.wrap(codec, "_check_connect_flags", make)
+    patch.wrap(codec, "check_connect_flags", make)
 
 
 @mutant("v3-reserved-connect-flag-ignored", "the reserved connect flag may be 1")
@@ -133,9 +133,9 @@ def will_qos_3_accepted(patch: Patch) -> None:
     def seen(flags: int) -> int:
         return flags & ~0x08 if flags & 0x1C == 0x1C else flags
 
-    read_will = codec._read_will
+    read_will = codec.read_will
     _ignore_flags(patch, seen)
-    patch.replace(codec, "_read_will", lambda reader, flags, version: read_will(reader, seen(flags), version))
+    patch.replace(codec, "read_will", lambda reader, flags, version: read_will(reader, seen(flags), version))
 
 
 @mutant("v3-password-without-user-name", "a password is accepted without a user name")

@@ -58,7 +58,7 @@ def reserved_packet_types_skipped(patch: Patch) -> None:
 
         return on_packet
 
-    patch.wrap(MqttConnection, "_on_packet", make)
+    patch.wrap(MqttConnection, "on_packet", make)
 
 
 @mutant("v3-long-remaining-length", "a remaining length of five bytes is waited for in place of refused")
@@ -72,7 +72,7 @@ def long_remaining_length(patch: Patch) -> None:
 
         return long_length
 
-    patch.wrap(MqttConnection, "_long_length", make)
+    patch.wrap(MqttConnection, "long_length", make)
 
 
 @mutant("v3-cut-fields-accepted", "a byte behind the end of its packet is read as 0")

@@ -42,7 +42,7 @@ def qos_2_acknowledged_like_qos_1(patch: Patch) -> None:
 
         return publish_confirmed
 
-    patch.wrap(Inbound, "_publish_confirmed", make)
+    patch.wrap(Inbound, "publish_confirmed", make)
 
 
 def _forget_sessions(patch: Patch, forgotten: Callable[[Session], bool]) -> None:

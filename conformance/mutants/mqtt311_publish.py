@@ -99,7 +99,7 @@ def pubcomp_not_sent(patch: Patch) -> None:
 
 @mutant("v3-qos-2-repeat-delivered", "a repeated QoS 2 PUBLISH is delivered again")
 def qos_2_repeat_delivered(patch: Patch) -> None:
-    patch.replace(Inbound, "_is_repeated", lambda _self, _packet_id: False)
+    patch.replace(Inbound, "is_repeated", lambda _self, _packet_id: False)
 
 
 @mutant("v3-qos-2-identifier-never-freed", "PUBREL does not free the packet identifier")
@@ -144,7 +144,7 @@ def _pass_dup_on(patch: Patch) -> None:
 
         return send_publish
 
-    patch.wrap(Inbound, "_on_publish", make_receive)
+    patch.wrap(Inbound, "on_publish", make_receive)
     patch.wrap(Outbound, "send_publish", make_send)
 
 
@@ -177,7 +177,7 @@ def publish_qos_3_accepted(patch: Patch) -> None:
 
 @mutant("v3-packet-identifier-0-accepted", "packet identifier 0 is accepted")
 def packet_identifier_0_accepted(patch: Patch) -> None:
-    patch.replace(codec, "_read_packet_id", lambda reader, _version: reader.two_bytes())
+    patch.replace(codec, "read_packet_id", lambda reader, _version: reader.two_bytes())
 
 
 def _skip_topic_check(patch: Patch, skip: Callable[[str], bool]) -> None:
@@ -212,7 +212,7 @@ def always_identifier_one(patch: Patch) -> None:
 
         return send
 
-    patch.replace(Session, "_allocate_packet_id", lambda _self: 1)
+    patch.replace(Session, "allocate_packet_id", lambda _self: 1)
     patch.wrap(Session, "_send", make)
 
 
@@ -297,7 +297,7 @@ def _defer_qos_2(patch: Patch) -> dict[str, dict[int, Message]]:
 
         return on_pubrel_run
 
-    patch.wrap(Inbound, "_publish_confirmed", make_publish)
+    patch.wrap(Inbound, "publish_confirmed", make_publish)
     patch.wrap(Inbound, "on_pubrel_run", make_release)
     return waiting
 
@@ -318,7 +318,7 @@ def message_lost_with_publisher_connection(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(MqttBroker, "_detach", make)
+    patch.wrap(MqttBroker, "detach", make)
 
 
 # Retained messages.

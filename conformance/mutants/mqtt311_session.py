@@ -100,7 +100,7 @@ def will_not_published(patch: Patch) -> None:
     def send_will(self: MqttBroker, session: Session, now: float) -> None:
         session.will = session.will_timer = None
 
-    patch.replace(MqttBroker, "_send_will", send_will)
+    patch.replace(MqttBroker, "send_will", send_will)
 
 
 @mutant("v3-will-published-after-disconnect", "the will is published although the client sent DISCONNECT")
@@ -137,7 +137,7 @@ def no_will_on_keep_alive(patch: Patch) -> None:
 
         return check
 
-    patch.wrap(MqttConnection, "_check_keep_alive", make)
+    patch.wrap(MqttConnection, "check_keep_alive", make)
 
 
 def _change_will(patch: Patch, change: Callable[[Message], Message]) -> None:

@@ -52,7 +52,7 @@ def only_first_filter_subscribed(patch: Patch) -> None:
 
         return on_subscribe
 
-    patch.wrap(handlers, "_on_subscribe", make)
+    patch.wrap(handlers, "on_subscribe", make)
 
 
 @mutant("v3-first-subscription-stays", "subscribing again to a filter changes nothing")
@@ -79,7 +79,7 @@ def subscribe_qos_3(patch: Patch) -> None:
 
         return request
 
-    patch.wrap(codec, "_subscription_request", make)
+    patch.wrap(codec, "subscription_request", make)
 
 
 @mutant("v3-no-filter-needed", "SUBSCRIBE and UNSUBSCRIBE without a filter are acknowledged")
@@ -123,7 +123,7 @@ def any_filter_accepted(patch: Patch) -> None:
 
 @variation("v3-bad-filters-get-code-80", "a bad filter is answered with 0x80 in place of ending the connection")
 def bad_filters_get_code_80(patch: Patch) -> None:
-    subscribe_one = handlers._subscribe_one
+    subscribe_one = handlers.subscribe_one
 
     def one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -134,12 +134,12 @@ def bad_filters_get_code_80(patch: Patch) -> None:
             return 0x80, None, None
         return subscribe_one(connection, request, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", one)
+    patch.replace(handlers, "subscribe_one", one)
 
 
 @variation("v3-grants-at-most-qos-1", "subscriptions are granted QoS 1 at most")
 def grants_at_most_qos_1(patch: Patch) -> None:
-    subscribe_one = handlers._subscribe_one
+    subscribe_one = handlers.subscribe_one
 
     def one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -147,7 +147,7 @@ def grants_at_most_qos_1(patch: Patch) -> None:
         lower = msgspec.structs.replace(request, qos=min(request.qos, 1))
         return subscribe_one(connection, lower, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", one)
+    patch.replace(handlers, "subscribe_one", one)
 
 
 @mutant("v3-unsubscribe-keeps-delivering", "UNSUBSCRIBE is acknowledged and has no effect")
@@ -164,7 +164,7 @@ def unsuback_only_for_known_filters(patch: Patch) -> None:
 
         return on_unsubscribe
 
-    patch.wrap(handlers, "_on_unsubscribe", make)
+    patch.wrap(handlers, "on_unsubscribe", make)
 
 
 @mutant("v3-unsubscribe-matches-wildcards", "UNSUBSCRIBE takes away every subscription that its filter matches")
@@ -189,7 +189,7 @@ def only_first_filter_unsubscribed(patch: Patch) -> None:
 
         return on_unsubscribe
 
-    patch.wrap(handlers, "_on_unsubscribe", make)
+    patch.wrap(handlers, "on_unsubscribe", make)
 
 
 @mutant("v3-unsubscribe-drops-in-flight", "UNSUBSCRIBE forgets deliveries that have begun")
@@ -209,7 +209,7 @@ def unsubscribe_drops_in_flight(patch: Patch) -> None:
         return on_pubrec
 
     patch.wrap(MqttBroker, "unsubscribe", make_unsubscribe)
-    patch.wrap(Outbound, "_on_pubrec", make_pubrec)
+    patch.wrap(Outbound, "on_pubrec", make_pubrec)
 
 
 # Topics.

@@ -17,7 +17,7 @@ def close_fast_ways(patch: Patch) -> None:
     def renew(self: Inbound, plan: _Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
-    patch.replace(Inbound, "_renew", renew)
+    patch.replace(Inbound, "renew", renew)
 
 
 def replace_text_decoder(patch: Patch, decode: object) -> None:

@@ -59,13 +59,13 @@ def connack_without_method(patch: Patch) -> None:
 
 
 def _skip_method_check(patch: Patch, *statements: str) -> None:
-    original = enhanced_auth._check_method
+    original = enhanced_auth.check_method
 
     def check(connection: MqttConnection, packet: Auth, statement: str) -> None:
         if statement not in statements:
             original(connection, packet, statement)
 
-    patch.replace(enhanced_auth, "_check_method", check)
+    patch.replace(enhanced_auth, "check_method", check)
 
 
 @mutant("v5-auth-method-unchecked", "the method of an AUTH before CONNACK is not looked at")
@@ -92,7 +92,7 @@ def codes_unchecked(patch: Patch) -> None:
 
 @mutant("v5-scram-proof-unchecked", "whatever a client sends as its proof is believed")
 def proof_unchecked(patch: Patch) -> None:
-    original = ScramServer._on_client_final
+    original = ScramServer.on_client_final
 
     def on_client_final(self: ScramServer, message: bytes) -> bytes:
         try:
@@ -101,7 +101,7 @@ def proof_unchecked(patch: Patch) -> None:
             self.state = ScramState.DONE
             return b"v=AAAA"
 
-    patch.replace(ScramServer, "_on_client_final", on_client_final)
+    patch.replace(ScramServer, "on_client_final", on_client_final)
 
 
 @mutant("v5-taken-over-before-authentication", "a session is taken over before the new client has proved anything")
@@ -218,7 +218,7 @@ def auth_says_more(patch: Patch) -> None:
 
 @mutant("v5-unreadable-auth-ignored", "an AUTH that cannot be read is passed over")
 def unreadable_ignored(patch: Patch) -> None:
-    original = MqttConnection._on_packet
+    original = MqttConnection.on_packet
 
     def on_packet(self: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
         try:
@@ -227,4 +227,4 @@ def unreadable_ignored(patch: Patch) -> None:
             if header >> 4 != PacketType.AUTH:
                 raise
 
-    patch.replace(MqttConnection, "_on_packet", on_packet)
+    patch.replace(MqttConnection, "on_packet", on_packet)

@@ -84,8 +84,8 @@ def second_connect_accepted(patch: Patch) -> None:
 
 def _mask_flags(patch: Patch, mask: Callable[[int], int]) -> None:
     """The check of the connect flags sees ``mask(flags)``."""
-    original = codec._check_connect_flags
-    patch.replace(codec, "_check_connect_flags", lambda flags, version: original(mask(flags), version))
+    original = codec.check_connect_flags
+    patch.replace(codec, "check_connect_flags", lambda flags, version: original(mask(flags), version))
 
 
 @mutant("v5-reserved-connect-flag-accepted", "the reserved connect flag is not checked")
@@ -104,8 +104,8 @@ def will_qos_3(patch: Patch) -> None:
         return flags & ~0x10 if flags & 0x1C == 0x1C else flags
 
     _mask_flags(patch, lower)
-    original = codec._read_will
-    patch.replace(codec, "_read_will", lambda reader, flags, version: original(reader, lower(flags), version))
+    original = codec.read_will
+    patch.replace(codec, "read_will", lambda reader, flags, version: original(reader, lower(flags), version))
 
 
 @mutant("v5-missing-fields-accepted", "a field missing at the end of a packet is read as empty")
@@ -206,13 +206,13 @@ def keep_alive_ignored(patch: Patch) -> None:
 
 @mutant("v5-keep-alive-counts-from-connect", "the keep alive runs out however often the client pings")
 def keep_alive_from_connect(patch: Patch) -> None:
-    original = MqttConnection._check_keep_alive
+    original = MqttConnection.check_keep_alive
 
     def check(self: MqttConnection, now: float) -> None:
         self._last_received = 0.0
         original(self, now)
 
-    patch.replace(MqttConnection, "_check_keep_alive", check)
+    patch.replace(MqttConnection, "check_keep_alive", check)
 
 
 @mutant("v5-connack-sent-twice", "CONNACK is sent twice")
@@ -297,7 +297,7 @@ def response_information(patch: Patch) -> None:
 
 @mutant("v5-maximum-qos-refuses-subscriptions", "a subscription at QoS 2 is refused in place of being granted less")
 def refuses_subscriptions(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection,
@@ -310,7 +310,7 @@ def refuses_subscriptions(patch: Patch) -> None:
             return Reason.UNSPECIFIED_ERROR, None, None
         return original(connection, request, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)
 
 
 @mutant("v5-needs-whole-packets", "what is left of a chunk behind its last whole packet is thrown away")

@@ -85,12 +85,12 @@ def server_packets(patch: Patch) -> None:
 
 @mutant("v5-disconnect-acts-late", "what arrives together with a DISCONNECT is still processed")
 def disconnect_late(patch: Patch) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
 
     def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
         connection.broker.timers.schedule(now, lambda later: original(connection, packet, later))
 
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)
 
 
 @mutant("v5-reason-codes-unchecked", "undefined reason codes are taken")
@@ -111,18 +111,18 @@ def pings_once(patch: Patch) -> None:
 
 @mutant("v5-packet-type-0-ignored", "packets of type 0 are skipped")
 def packet_type_0(patch: Patch) -> None:
-    original = MqttConnection._on_packet
+    original = MqttConnection.on_packet
 
     def on_packet(self: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4:
             original(self, header, data, body, end, now)
 
-    patch.replace(MqttConnection, "_on_packet", on_packet)
+    patch.replace(MqttConnection, "on_packet", on_packet)
 
 
 @mutant("v5-truncated-packets-tolerated", "a packet that ends inside a field is skipped")
 def truncated(patch: Patch) -> None:
-    original = MqttConnection._on_packet
+    original = MqttConnection.on_packet
 
     def on_packet(self: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
         try:
@@ -131,7 +131,7 @@ def truncated(patch: Patch) -> None:
             if "within a field" not in error.text:
                 raise
 
-    patch.replace(MqttConnection, "_on_packet", on_packet)
+    patch.replace(MqttConnection, "on_packet", on_packet)
 
 
 @mutant("v5-bad-packet-voids-its-chunk", "packets that arrive together with a malformed one are not processed")
@@ -157,7 +157,7 @@ def pingreq_body(patch: Patch) -> None:
 
 @mutant("v5-length-of-five-bytes-accepted", "a remaining length of five bytes is waited for")
 def five_length_bytes(patch: Patch) -> None:
-    original = MqttConnection._long_length
+    original = MqttConnection.long_length
 
     def long_length(self: MqttConnection, data: bytes, position: int) -> tuple[int, int]:
         try:
@@ -167,12 +167,12 @@ def five_length_bytes(patch: Patch) -> None:
                 raise
             return -1, 0
 
-    patch.replace(MqttConnection, "_long_length", long_length)
+    patch.replace(MqttConnection, "long_length", long_length)
 
 
 @mutant("v5-long-lengths-accepted", "a remaining length may have more bytes than it needs")
 def long_lengths(patch: Patch) -> None:
-    original = MqttConnection._long_length
+    original = MqttConnection.long_length
 
     def long_length(self: MqttConnection, data: bytes, position: int) -> tuple[int, int]:
         try:
@@ -182,7 +182,7 @@ def long_lengths(patch: Patch) -> None:
                 raise
             return position + 3, data[position + 1] & 0x7F
 
-    patch.replace(MqttConnection, "_long_length", long_length)
+    patch.replace(MqttConnection, "long_length", long_length)
 
 
 @mutant("v5-disconnect-needs-property-length", "a DISCONNECT with a reason code needs a property length")
@@ -231,7 +231,7 @@ def empty_unsubscribe(patch: Patch) -> None:
 
 @mutant("v5-subscribe-identifier-0-accepted", "packet identifier 0 is taken in SUBSCRIBE")
 def subscribe_identifier_0(patch: Patch) -> None:
-    patch.replace(codec, "_read_packet_id", lambda reader, _version: reader.two_bytes())
+    patch.replace(codec, "read_packet_id", lambda reader, _version: reader.two_bytes())
 
 
 # Properties

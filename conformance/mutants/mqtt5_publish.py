@@ -136,7 +136,7 @@ def _without_identifiers(packet: Publish) -> Publish:
 
 @mutant("v5-client-subscription-identifier-forwarded", "a publisher's Subscription Identifier reaches the subscribers")
 def identifier_forwarded(patch: Patch) -> None:
-    original = Inbound._on_publish
+    original = Inbound.on_publish
 
     def on_publish(self: Inbound, packet: Publish, now: float) -> None:
         identifiers = packet.properties.subscription_identifier
@@ -147,13 +147,13 @@ def identifier_forwarded(patch: Patch) -> None:
         for entry in self._broker.tree.route(packet.topic).entries:
             entry.subscriber.deliver(message, 0, False, identifiers)
 
-    patch.replace(Inbound, "_on_publish", on_publish)
+    patch.replace(Inbound, "on_publish", on_publish)
 
 
 @mutant("v5-dup-passed-on", "the DUP flag of the publisher reaches the subscribers")
 def dup_passed_on(patch: Patch) -> None:
     repeated: set[bytes] = set()
-    receive, send = Inbound._on_publish, Outbound.send_publish
+    receive, send = Inbound.on_publish, Outbound.send_publish
 
     def on_publish(self: Inbound, packet: Publish, now: float) -> None:
         if packet.dup:
@@ -171,7 +171,7 @@ def dup_passed_on(patch: Patch) -> None:
     ) -> bool:
         return send(self, packet_id, message, qos, retain, dup or message.payload in repeated, identifiers)
 
-    patch.replace(Inbound, "_on_publish", on_publish)
+    patch.replace(Inbound, "on_publish", on_publish)
     patch.replace(Outbound, "send_publish", send_publish)
 
 
@@ -221,14 +221,14 @@ def deliveries_swapped(patch: Patch) -> None:
 
 def _change_alias(patch: Patch, resolve: Callable[[Inbound, Publish, int], str | None]) -> None:
     """``resolve`` may answer for an alias in the place of the broker."""
-    original = Inbound._resolve_topic
+    original = Inbound.resolve_topic
 
     def resolve_topic(self: Inbound, packet: Publish) -> str:
         alias = packet.properties.topic_alias
         topic = None if alias is None else resolve(self, packet, alias)
         return original(self, packet) if topic is None else topic
 
-    patch.replace(Inbound, "_resolve_topic", resolve_topic)
+    patch.replace(Inbound, "resolve_topic", resolve_topic)
 
 
 @mutant("v5-largest-alias-refused", "the largest topic alias that was announced is refused")
@@ -261,13 +261,13 @@ def alias_above(patch: Patch) -> None:
 
 @mutant("v5-unknown-alias-ignored", "a PUBLISH with an unknown topic alias is dropped without a word")
 def unknown_alias(patch: Patch) -> None:
-    original = Inbound._on_publish
+    original = Inbound.on_publish
 
     def on_publish(self: Inbound, packet: Publish, now: float) -> None:
         if packet.topic or packet.properties.topic_alias in self._aliases:
             original(self, packet, now)
 
-    patch.replace(Inbound, "_on_publish", on_publish)
+    patch.replace(Inbound, "on_publish", on_publish)
 
 
 @mutant("v5-aliases-outlive-the-connection", "topic aliases are kept with the session")

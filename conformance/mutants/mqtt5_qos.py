@@ -55,13 +55,13 @@ def qos2_as_qos1(patch: Patch) -> None:
 
 @mutant("v5-qos2-repeat-delivered", "a repeated QoS 2 PUBLISH is delivered again")
 def repeat_delivered(patch: Patch) -> None:
-    patch.replace(Inbound, "_is_repeated", lambda _self, _packet_id: False)
+    patch.replace(Inbound, "is_repeated", lambda _self, _packet_id: False)
 
 
 @mutant("v5-qos2-third-repeat-refused", "the second repetition of a QoS 2 PUBLISH is a protocol error")
 def third_repeat_refused(patch: Patch) -> None:
     repeats: WeakKeyDictionary[Inbound, Counter[int]] = WeakKeyDictionary()
-    original = Inbound._is_repeated
+    original = Inbound.is_repeated
 
     def is_repeated(self: Inbound, packet_id: int) -> bool:
         asked = repeats.setdefault(self, Counter())
@@ -70,7 +70,7 @@ def third_repeat_refused(patch: Patch) -> None:
             raise ProtocolError("repeated too often", "MQTT-4.3.3-10")
         return original(self, packet_id)
 
-    patch.replace(Inbound, "_is_repeated", is_repeated)
+    patch.replace(Inbound, "is_repeated", is_repeated)
 
 
 @mutant("v5-qos2-identifier-never-freed", "PUBREL does not give a received packet identifier back")
@@ -104,7 +104,7 @@ def unknown_pubrel(patch: Patch) -> None:
 @mutant("v5-expiry-breaks-received-qos2", "a received QoS 2 message that expires is forgotten before its PUBREL")
 def expiry_breaks_received(patch: Patch) -> None:
     expires_at: WeakKeyDictionary[Inbound, dict[int, float]] = WeakKeyDictionary()
-    publish, release = Inbound._publish_confirmed, Inbound.on_pubrel
+    publish, release = Inbound.publish_confirmed, Inbound.on_pubrel
 
     def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
         expires_at.setdefault(self, {})[packet_id] = message.expires_at
@@ -115,13 +115,13 @@ def expiry_breaks_received(patch: Patch) -> None:
             self._connection.active_session.inbound_qos2.pop(packet_id, None)
         release(self, packet_id)
 
-    patch.replace(Inbound, "_publish_confirmed", publish_confirmed)
+    patch.replace(Inbound, "publish_confirmed", publish_confirmed)
     _one_pubrel_at_a_time(patch, on_pubrel)
 
 
 @mutant("v5-qos1-repeat-swallowed", "a QoS 1 PUBLISH with DUP is acknowledged and dropped")
 def repeat_swallowed(patch: Patch) -> None:
-    original = Inbound._on_publish
+    original = Inbound.on_publish
 
     def on_publish(self: Inbound, packet: Publish, now: float) -> None:
         if packet.dup and packet.qos == 1:
@@ -129,7 +129,7 @@ def repeat_swallowed(patch: Patch) -> None:
         else:
             original(self, packet, now)
 
-    patch.replace(Inbound, "_on_publish", on_publish)
+    patch.replace(Inbound, "on_publish", on_publish)
 
 
 @mutant("v5-delivery-identifiers-collide", "every delivery has packet identifier 1")
@@ -155,13 +155,13 @@ def _close_everybody(broker: MqttBroker, now: float) -> None:
 
 @mutant("v5-stray-acknowledgement-closes-everybody", "an unexpected acknowledgement ends all connections")
 def stray_closes_everybody(patch: Patch) -> None:
-    original = Outbound._check_packet_id
+    original = Outbound.check_packet_id
 
     def check(self: Outbound, packet_id: int) -> None:
         original(self, packet_id)
         _close_everybody(self._broker, self._broker.now)
 
-    patch.replace(Outbound, "_check_packet_id", check)
+    patch.replace(Outbound, "check_packet_id", check)
 
 
 @mutant("v5-error-closes-everybody", "a protocol error ends all connections")
@@ -203,13 +203,13 @@ def receive_maximum_kept(patch: Patch) -> None:
 
 @mutant("v5-quota-freed-by-pubrec", "PUBREC gives the client's quota back, not PUBCOMP")
 def freed_by_pubrec(patch: Patch) -> None:
-    original = Outbound._on_pubrec
+    original = Outbound.on_pubrec
 
     def on_pubrec(self: Outbound, packet_id: int) -> None:
         original(self, packet_id)
         self._connection.active_session.in_flight.pop(packet_id, None)
 
-    patch.replace(Outbound, "_on_pubrec", on_pubrec)
+    patch.replace(Outbound, "on_pubrec", on_pubrec)
 
 
 @mutant("v5-exhausted-quota-delays-acks", "while the client's quota is used up, its publishes are not acknowledged")
@@ -234,7 +234,7 @@ def delays_acks(patch: Patch) -> None:
 
 @mutant("v5-overrun-tolerated", "nobody counts what a client leaves unfinished")
 def overrun_tolerated(patch: Patch) -> None:
-    patch.replace(Inbound, "_check_receive_maximum", lambda _self, _session: None)
+    patch.replace(Inbound, "check_receive_maximum", lambda _self, _session: None)
 
 
 @mutant("v5-resent-messages-do-not-count", "what is sent again on resuming takes nothing of the client's quota")
@@ -269,7 +269,7 @@ def packet_size_off_by_one(patch: Patch) -> None:
 @mutant("v5-too-large-message-holds-quota", "a message that was too large for the client stays in its quota")
 def too_large_holds_quota(patch: Patch) -> None:
     def send(self: Session, connection: SessionConnection, outgoing: Outgoing) -> None:
-        packet_id = self._allocate_packet_id()
+        packet_id = self.allocate_packet_id()
         self.in_flight[packet_id] = outgoing
         connection.send_publish(packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers)
 

@@ -41,13 +41,13 @@ def _before_connect(patch: Patch, change: Callable[[MqttBroker, ConnectRequest, 
 
 def _before_detach(patch: Patch, change: Callable[[MqttBroker, Session, float, bool], None]) -> None:
     """Do something to a session whose connection has ended."""
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         change(self, session, now, publish_will)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 def _before_resume(patch: Patch, change: Callable[[Session, float], None]) -> None:
@@ -135,12 +135,12 @@ def never_expires(patch: Patch) -> None:
 
 
 def _change_disconnect(patch: Patch, change: Callable[[MqttConnection, Disconnect], Disconnect]) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
 
     def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
         original(connection, change(connection, packet), now)
 
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)
 
 
 @mutant("v5-disconnect-expiry-ignored", "the Session Expiry Interval of DISCONNECT is ignored")
@@ -248,7 +248,7 @@ def received_qos2_forgotten(patch: Patch) -> None:
 @mutant("v5-received-qos2-message-lost", "a QoS 2 message is held until PUBREL, and lost with the connection")
 def received_qos2_lost(patch: Patch) -> None:
     held: WeakKeyDictionary[Inbound, dict[int, Message]] = WeakKeyDictionary()
-    publish = Inbound._publish_confirmed
+    publish = Inbound.publish_confirmed
     release = Inbound.on_pubrel
 
     def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
@@ -269,7 +269,7 @@ def received_qos2_lost(patch: Patch) -> None:
         for high, low in zip(ids[0::2], ids[1::2], strict=True):
             on_pubrel(self, high << 8 | low)
 
-    patch.replace(Inbound, "_publish_confirmed", publish_confirmed)
+    patch.replace(Inbound, "publish_confirmed", publish_confirmed)
     patch.replace(Inbound, "on_pubrel", on_pubrel)
     patch.replace(Inbound, "on_pubrel_run", on_pubrel_run)
 
@@ -284,7 +284,7 @@ def identifiers_restart(patch: Patch) -> None:
     def restart(session: Session, _now: float) -> None:
         session._next_packet_id = 1
 
-    patch.replace(Session, "_allocate_packet_id", allocate)
+    patch.replace(Session, "allocate_packet_id", allocate)
     _before_resume(patch, restart)
 
 

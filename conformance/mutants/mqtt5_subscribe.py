@@ -43,27 +43,27 @@ def unsuback_reversed(patch: Patch) -> None:
 
 @mutant("v5-many-filters-only-first-added", "of the filters in a SUBSCRIBE only the first is subscribed to")
 def only_first(patch: Patch) -> None:
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         original(connection, msgspec.structs.replace(packet, requests=packet.requests[:1]), now)
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 def _change_request(patch: Patch, change: Callable[[SubscriptionRequest], SubscriptionRequest]) -> None:
-    original = codec._subscription_request
+    original = codec.subscription_request
 
     def request(topic_filter: str, options: int, version: int) -> SubscriptionRequest:
         return change(original(topic_filter, options, version))
 
-    patch.replace(codec, "_subscription_request", request)
+    patch.replace(codec, "subscription_request", request)
 
 
 def _mask_options(patch: Patch, mask: Callable[[int], int]) -> None:
-    original = codec._subscription_request
+    original = codec.subscription_request
     patch.replace(
-        codec, "_subscription_request", lambda filter_, options, version: original(filter_, mask(options), version)
+        codec, "subscription_request", lambda filter_, options, version: original(filter_, mask(options), version)
     )
 
 
@@ -429,7 +429,7 @@ def refused_sent_on(patch: Patch) -> None:
 
 @mutant("v5-begun-shared-delivery-moved", "a shared delivery that was not finished goes to another member")
 def begun_moved(patch: Patch) -> None:
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         for outgoing in list(session.in_flight.values()):
@@ -438,7 +438,7 @@ def begun_moved(patch: Patch) -> None:
                     _pass_on(group, session, outgoing.message, outgoing.qos)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 @mutant(

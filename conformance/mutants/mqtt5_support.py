@@ -25,7 +25,7 @@ def no_fast_lane(patch: Patch) -> None:
     def renew(self: Inbound, plan: inbound._Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
-    patch.replace(Inbound, "_renew", renew)
+    patch.replace(Inbound, "renew", renew)
 
 
 def rewrite_frames(patch: Patch, rewrite: Callable[[int, bytes, int], tuple[int, bytes]]) -> None:

@@ -60,21 +60,21 @@ def closes_silently(patch: Patch) -> None:
 
 @variation("v5-disconnect-is-answered", "a DISCONNECT of the client is answered by DISCONNECT 0x00")
 def disconnect_is_answered(patch: Patch) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
 
     def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
         if connection.version == V5:
             connection.send_packet(Disconnect())
         original(connection, packet, now)
 
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)
 
 
 @variation(
     "v5-complains-of-what-follows-disconnect", "who sends more after DISCONNECT is told DISCONNECT 0x83 (Artemis)"
 )
 def complains(patch: Patch) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
     more: WeakSet[MqttConnection] = WeakSet()
 
     def make(receive: Callable[[MqttConnection, bytes, float], None]) -> Callable[[MqttConnection, bytes, float], None]:
@@ -91,14 +91,14 @@ def complains(patch: Patch) -> None:
         original(connection, packet, now)
 
     patch.wrap(MqttConnection, "receive", make)
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)
 
 
 @variation(
     "v5-client-closes-after-disconnect", "after DISCONNECT the server waits for the client to close the connection"
 )
 def client_closes(patch: Patch) -> None:
-    on_disconnect, handle, lost = handlers._on_disconnect, handlers.handle, MqttConnection.connection_lost
+    on_disconnect, handle, lost = handlers.on_disconnect, handlers.handle, MqttConnection.connection_lost
     gone: WeakKeyDictionary[MqttConnection, Disconnect] = WeakKeyDictionary()
 
     def later(connection: MqttConnection, packet: Disconnect, _now: float) -> None:
@@ -116,7 +116,7 @@ def client_closes(patch: Patch) -> None:
             on_disconnect(self, gone.pop(self), now)
         lost(self, now)
 
-    patch.replace(handlers, "_on_disconnect", later)
+    patch.replace(handlers, "on_disconnect", later)
     patch.replace(handlers, "handle", ignore)
     patch.replace(MqttConnection, "connection_lost", closed)
     patch.replace(running, "check_handshake", ready)
@@ -173,7 +173,7 @@ def writes_in_pieces(patch: Patch) -> None:
 
 @variation("v5-grants-at-most-qos-1", "subscriptions are granted QoS 1 at most")
 def grants_qos_1(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -181,12 +181,12 @@ def grants_qos_1(patch: Patch) -> None:
         lower = msgspec.structs.replace(request, qos=min(1, request.qos))
         return original(connection, lower, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)
 
 
 @variation("few-subscriptions-for-each-client", "a client may have forty subscriptions, and is refused more")
 def few_subscriptions(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -195,7 +195,7 @@ def few_subscriptions(patch: Patch) -> None:
             return Reason.QUOTA_EXCEEDED, None, None
         return original(connection, request, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)
 
 
 @variation("taken-over-once-a-second", "who takes over a session that was taken over a second ago is refused")
@@ -221,7 +221,7 @@ def flapping(patch: Patch) -> None:
 @variation("v5-repeats-on-the-same-connection-refused", "an identifier that comes again on its connection is in use")
 def repeats_refused(patch: Patch) -> None:
     begun: WeakKeyDictionary[Inbound, set[int]] = WeakKeyDictionary()
-    original = Inbound._on_publish
+    original = Inbound.on_publish
 
     def on_publish(self: Inbound, packet: Publish, now: float) -> None:
         here = begun.setdefault(self, set())
@@ -234,7 +234,7 @@ def repeats_refused(patch: Patch) -> None:
         here.add(packet.packet_id)
         original(self, packet, now)
 
-    patch.replace(Inbound, "_on_publish", on_publish)
+    patch.replace(Inbound, "on_publish", on_publish)
     no_fast_lane(patch)
 
 
@@ -289,7 +289,7 @@ def plain_pubcomp(patch: Patch) -> None:
 
 @variation("v5-retained-before-suback", "retained messages are sent before the SUBACK of their subscription")
 def retained_first(patch: Patch) -> None:
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         already = len(connection._out)
@@ -297,7 +297,7 @@ def retained_first(patch: Patch) -> None:
         suback, *messages = connection._out[already:]
         connection._out[already:] = [*messages, suback]
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 @variation("v5-shared-goes-to-first", "all messages of a share go to its first connected member")
@@ -311,7 +311,7 @@ def shared_to_first(patch: Patch) -> None:
 
 @variation("v5-shared-moved-at-once", "what a member did not acknowledge at QoS 1 moves as soon as its connection ends")
 def shared_moved_at_once(patch: Patch) -> None:
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         original(self, session, now, publish_will=publish_will)
@@ -326,7 +326,7 @@ def shared_moved_at_once(patch: Patch) -> None:
             session.finish(packet_id)
         self.pass_on([outgoing for _, outgoing in begun], now)
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 @variation("v5-no-reason-texts", "reason strings are never sent")

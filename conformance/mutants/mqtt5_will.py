@@ -37,7 +37,7 @@ def not_published(patch: Patch) -> None:
     def send_will(_self: MqttBroker, session: Session, _now: float) -> None:
         session.will = None
 
-    patch.replace(MqttBroker, "_send_will", send_will)
+    patch.replace(MqttBroker, "send_will", send_will)
 
 
 @mutant("v5-will-published-after-disconnect", "DISCONNECT does not delete the will")
@@ -47,12 +47,12 @@ def after_disconnect(patch: Patch) -> None:
 
 
 def _change_reason(patch: Patch, change: Callable[[int], int]) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
 
     def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
         original(connection, msgspec.structs.replace(packet, reason=change(packet.reason)), now)
 
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)
 
 
 @mutant("v5-disconnect-with-will-drops-it", "DISCONNECT 0x04 is taken for a normal disconnection")
@@ -88,7 +88,7 @@ def delay_ignored(patch: Patch) -> None:
 
 @mutant("v5-will-delay-outlasts-session", "a will waits for its delay although its session has ended")
 def delay_outlasts(patch: Patch) -> None:
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
@@ -98,7 +98,7 @@ def delay_outlasts(patch: Patch) -> None:
             self.timers.schedule(now + will.delay_s, lambda later: _publish(self, message, later))
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 def _publish(broker: MqttBroker, message: Message, now: float) -> None:

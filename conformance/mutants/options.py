@@ -176,7 +176,7 @@ def alias_only_at_qos_0(patch: Patch) -> None:
 
         return resolve
 
-    patch.wrap(Inbound, "_resolve_topic", make)
+    patch.wrap(Inbound, "resolve_topic", make)
 
 
 @mutant("v5-aliases-shared-by-all", "all clients share one table of topic aliases")

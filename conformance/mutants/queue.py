@@ -259,7 +259,7 @@ def lost_session_settles(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(ConsumerGroup, "_detach", make)
+    patch.wrap(ConsumerGroup, "detach", make)
 
 
 @variation("queue-retry-waits-longer", "a failed delivery waits twice as long as configured before it is tried again")

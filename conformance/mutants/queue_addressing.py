@@ -38,7 +38,7 @@ def routing_key_lost(patch: Patch) -> None:
 
 @mutant("queue-first-level-names-the-queue", "the queue is always the first level of the path")
 def first_level(patch: Patch) -> None:
-    patch.replace(addresses, "_queue_levels", lambda _levels, _exists: 1)
+    patch.replace(addresses, "queue_levels", lambda _levels, _exists: 1)
 
 
 @mutant("queue-parent-level-unmatched", "images/# does not match images itself")
@@ -115,7 +115,7 @@ def qos_0_dropped(patch: Patch) -> None:
 
 @mutant("queue-qos-2-enqueued-twice", "a QoS 2 publish that is sent again is published again")
 def qos_2_twice(patch: Patch) -> None:
-    patch.replace(Inbound, "_is_repeated", lambda _self, _packet_id: False)
+    patch.replace(Inbound, "is_repeated", lambda _self, _packet_id: False)
 
 
 @mutant("queue-messages-fan-out", "messages of queues are also offered to ordinary subscribers")

@@ -99,7 +99,7 @@ def keeps_messages(patch: Patch) -> None:
 
         return remove
 
-    patch.wrap(queue_store, "_remove_tree", make)
+    patch.wrap(queue_store, "remove_tree", make)
 
 
 @mutant("queue-delete-forgets-the-groups", "deleting a queue leaves the logs of its groups")
@@ -111,7 +111,7 @@ def forgets_groups(patch: Patch) -> None:
 
         return remove
 
-    patch.wrap(queue_store, "_remove_tree", make)
+    patch.wrap(queue_store, "remove_tree", make)
 
 
 @mutant("queue-delete-unannounced", "consumers of a deleted queue are not told")
@@ -171,7 +171,7 @@ def figures_once(patch: Patch) -> None:
 
         return publish
 
-    patch.wrap(QueueAdmin, "_publish_figures", make)
+    patch.wrap(QueueAdmin, "publish_figures", make)
 
 
 @mutant("queue-admin-for-everybody", "any client may administer")

@@ -192,7 +192,7 @@ def plans_outlive(patch: Patch) -> None:
 
         return changed
 
-    patch.wrap(QueueEngine, "_queues_changed", make)
+    patch.wrap(QueueEngine, "queues_changed", make)
 
 
 @mutant("queue-settings-not-stored", "what is configured at run time is not written down")

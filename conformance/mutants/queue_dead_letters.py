@@ -42,7 +42,7 @@ def copies(patch: Patch) -> None:
     def sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
         group.wait_again(entry, group.agenda.now)
 
-    patch.replace(replay, "_sent_back", sent_back)
+    patch.replace(replay, "sent_back", sent_back)
 
 
 @mutant("queue-replay-of-one-sends-all", "a replay that names one dead letter sends all of them back")
@@ -97,7 +97,7 @@ def by_prefix(patch: Patch) -> None:
 
         return letters_of
 
-    patch.wrap(DeadLetterOperations, "_letters_of", make)
+    patch.wrap(DeadLetterOperations, "letters_of", make)
 
 
 @mutant("queue-dead-letters-run-out-of-retries", "a dead letter that is refused too often is given up")

@@ -145,7 +145,7 @@ def leaving_keeps_deliveries(patch: Patch) -> None:
         self.membership.left(consumer)
         del self.consumers[consumer.consumer_id]
 
-    patch.replace(ConsumerGroup, "_detach", detach)
+    patch.replace(ConsumerGroup, "detach", detach)
 
 
 @mutant(
@@ -169,7 +169,7 @@ def successor_leaves_deliveries(patch: Patch) -> None:
 def partitions_stay_with_the_lost(patch: Patch) -> None:
     def leave(self: ConsumerGroup, consumer: Consumer, now: float) -> None:
         if consumer.active:
-            self._detach(consumer, now)
+            self.detach(consumer, now)
 
     patch.replace(ConsumerGroup, "leave", leave)
 

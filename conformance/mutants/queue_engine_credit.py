@@ -70,12 +70,12 @@ def drained_credit_stays(patch: Patch) -> None:
 
         return end
 
-    patch.wrap(QueueEngine, "_end_draining", make)
+    patch.wrap(QueueEngine, "end_draining", make)
 
 
 @mutant("engine-drain-untold", "nobody is told what is left of a drained credit")
 def drain_untold(patch: Patch) -> None:
-    patch.replace(QueueEngine, "_end_draining", lambda _self: None)
+    patch.replace(QueueEngine, "end_draining", lambda _self: None)
 
 
 @mutant("engine-release-counts", "a delivery that is given back untried counts as one that failed")

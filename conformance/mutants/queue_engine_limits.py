@@ -140,7 +140,7 @@ def _free_for(patch: Patch, chosen: Callable[[list[ConsumerGroup]], list[Consume
 
         return trim
 
-    patch.wrap(QueueLimits, "_trim_some", make)
+    patch.wrap(QueueLimits, "trim_some", make)
 
 
 @mutant("engine-absent-group-needs-nothing", "what all groups with consumers have settled is freed, whoever is absent")

@@ -26,7 +26,7 @@ def range_takes_others(patch: Patch) -> None:
         entries = [pending[offset] for offset in range(first, end) if offset in pending]
         return [entry for entry in entries if entry.state is EntryState.DELIVERED]
 
-    patch.replace(settlement, "_held_range", held_range)
+    patch.replace(settlement, "held_range", held_range)
 
 
 @mutant("engine-range-ends-early", "the last offset of a range is not settled with the others")

@@ -183,7 +183,7 @@ def offset_0(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(ConsumerGroup, "_detach", make)
+    patch.wrap(ConsumerGroup, "detach", make)
 
 
 def _exhausted(patch: Patch, instead: Callable[[RetryConfig, int, float], str | None]) -> None:

@@ -146,7 +146,7 @@ def depth_unlimited(patch: Patch) -> None:
 
 @mutant("queue-groups-unlimited", "max_groups is configured and never applied")
 def groups_unlimited(patch: Patch) -> None:
-    patch.replace(QueueRegistry, "_check_group_room", _nothing)
+    patch.replace(QueueRegistry, "check_group_room", _nothing)
 
 
 def _with_config(patch: Patch, owner: type[DurableQueue] | type[ConsumerGroup], **changes: Any) -> None:
@@ -182,7 +182,7 @@ def payload_only(patch: Patch) -> None:
 
 @mutant("queue-overflow-rejects", "a full queue refuses although it is to drop its oldest message")
 def overflow_rejects(patch: Patch) -> None:
-    patch.replace(QueueLimits, "_drop_oldest", lambda *_args: False)
+    patch.replace(QueueLimits, "drop_oldest", lambda *_args: False)
 
 
 @mutant("queue-overflow-drops-what-is-in-flight", "a full queue drops its oldest message although a consumer holds it")
@@ -240,7 +240,7 @@ def at_delivery_only(patch: Patch) -> None:
 
 @mutant("queue-expired-just-vanish", "expired messages are dropped although they are to become dead letters")
 def just_vanish(patch: Patch) -> None:
-    patch.replace(QueueLimits, "_to_dead_letters", property(lambda _self: False))
+    patch.replace(QueueLimits, "to_dead_letters", property(lambda _self: False))
 
 
 @mutant("queue-retention-removes-unread", "retention deletes what no group needs, also when there is no group")

@@ -48,7 +48,7 @@ def redeliveries_twice(patch: Patch) -> None:
 
 @mutant("queue-bursts-drop-nothing", "a full queue gives up only what is on disk already, and refuses a burst")
 def bursts_drop_nothing(patch: Patch) -> None:
-    patch.replace(limits, "_settled_end", lambda partition: partition.visible_end)
+    patch.replace(limits, "settled_end", lambda partition: partition.visible_end)
 
 
 @mutant("queue-refused-commits-unanswered", "a $commit or $claim that cannot be served is not answered")

@@ -41,7 +41,7 @@ def hold_everybody_back(patch: Patch) -> None:
 
         return deliver_new
 
-    patch.wrap(Dispatcher, "_deliver_new", make)
+    patch.wrap(Dispatcher, "deliver_new", make)
 
 
 @mutant("queue-redelivers-newest-first", "of several messages that come back, the last of the partition comes first")

@@ -40,7 +40,7 @@ def acks_of_one(patch: Patch) -> None:
 
         return end_acks
 
-    patch.wrap(PendingLogFile, "_end_acks", make)
+    patch.wrap(PendingLogFile, "end_acks", make)
 
 
 @mutant("queue-absent-groups-need-nothing", "segments are freed once the groups that have consumers have settled them")
@@ -65,7 +65,7 @@ def absent_need_nothing(patch: Patch) -> None:
 
         return low
 
-    patch.wrap(QueueLimits, "_trim_some", make_trim)
+    patch.wrap(QueueLimits, "trim_some", make_trim)
     patch.wrap(GroupState, "low", make_low)
 
 

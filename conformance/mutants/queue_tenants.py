@@ -55,7 +55,7 @@ def dlq_suffix(patch: Patch) -> None:
 
 @mutant("queue-tenants-administer", "the administration is open to the clients of tenants")
 def administer(patch: Patch) -> None:
-    patch.replace(administration, "_is_tenants", lambda _connection: False)
+    patch.replace(administration, "is_tenants", lambda _connection: False)
 
 
 @mutant("queue-tenant-pays-twice", "a token bucket is charged twice for each message")
@@ -154,4 +154,4 @@ def transactions_name_any_queue(patch: Patch) -> None:
     def queue_of(_state: MqttBroker, session: Session, name: str, _may_publish: Callable[[str], bool]) -> str:
         return name if session.tenant is None else session.tenant.name_in(name)
 
-    patch.replace(transaction_requests, "_queue_of", queue_of)
+    patch.replace(transaction_requests, "queue_of", queue_of)

@@ -37,7 +37,7 @@ def one_part(patch: Patch) -> None:
 
         return close_in
 
-    patch.wrap(CommitPhases, "_close_in", make)
+    patch.wrap(CommitPhases, "close_in", make)
 
 
 @mutant("queue-abort-shows", "an abort lets the messages of the transaction out")
@@ -183,7 +183,7 @@ def uncorrelated(patch: Patch) -> None:
 
         return respond
 
-    patch.wrap(transaction_requests, "_respond", make)
+    patch.wrap(transaction_requests, "respond", make)
 
 
 @mutant("queue-transaction-of-anybody", "any producer may use any transaction")

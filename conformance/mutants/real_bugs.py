@@ -35,7 +35,7 @@ def will_retain_refused(patch: Patch) -> None:
 
 @mutant("retained-for-refused-filters", "retained messages are sent for filters that are refused")
 def retained_for_refused(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -46,7 +46,7 @@ def retained_for_refused(patch: Patch) -> None:
             connection.broker.send_retained(connection.active_session, subscription, now)
         return found
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)
 
 
 @mutant("v3-released-on-resume-at-qos-0", "a QoS 2 message that is released on another connection arrives at QoS 0")
@@ -62,7 +62,7 @@ def released_at_qos_0(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(MqttBroker, "_detach", make)
+    patch.wrap(MqttBroker, "detach", make)
 
 
 @mutant("v5-no-expiry-behind-a-full-window", "messages that wait for room in the window are sent though they expired")

@@ -52,7 +52,7 @@ def any_order(patch: Patch) -> None:
         client_id = reader.string()
         if flags & 0x80:
             reader.string()
-        will = codec._read_will(reader, flags, reader.version) if flags & 0x04 else None
+        will = codec.read_will(reader, flags, reader.version) if flags & 0x04 else None
         return Connect(
             version=reader.version,
             client_id=client_id,
@@ -143,7 +143,7 @@ def left_out(patch: Patch) -> None:
 
 @mutant("v3-clean-sessions-swept-while-connected", "when a client leaves, all clean sessions lose their QoS 2 state")
 def swept(patch: Patch) -> None:
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         original(self, session, now, publish_will=publish_will)
@@ -151,12 +151,12 @@ def swept(patch: Patch) -> None:
             if other.expiry_s <= 0:
                 other.inbound_qos2.clear()
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 @mutant("v3-vendor-prefix-needed", "only client identifiers with the vendor's prefix may subscribe")
 def vendor_prefix(patch: Patch) -> None:
-    original = handlers._subscribe_one
+    original = handlers.subscribe_one
 
     def subscribe_one(
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
@@ -165,7 +165,7 @@ def vendor_prefix(patch: Patch) -> None:
             return Reason.UNSPECIFIED_ERROR, None, None
         return original(connection, request, identifier, group, now)
 
-    patch.replace(handlers, "_subscribe_one", subscribe_one)
+    patch.replace(handlers, "subscribe_one", subscribe_one)
 
 
 @mutant("v5-refused-identifier-kept", "the identifier of a refused QoS 2 PUBLISH is remembered as if it were taken")
@@ -174,7 +174,7 @@ def identifier_kept(patch: Patch) -> None:
         if qos == 2:
             session.inbound_qos2[packet_id] = True
 
-    patch.replace(inbound, "_settle_inbound", settle)
+    patch.replace(inbound, "settle_inbound", settle)
 
 
 @mutant("v5-forbidden-publish-refused-with-0x95", "a PUBLISH that is not allowed gets a code that PUBACK does not have")

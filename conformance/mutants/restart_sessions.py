@@ -64,7 +64,7 @@ def _forget_pubacks(patch: Patch) -> None:
 
         return delete_all
 
-    patch.wrap(KeptSession, "_collect_in_flight", make_collect)
+    patch.wrap(KeptSession, "collect_in_flight", make_collect)
     patch.wrap(KeptSession, "_delete", make_delete)
     patch.wrap(KeptSession, "delete_all", make_delete_all)
 
@@ -95,7 +95,7 @@ def replaced_not_written(patch: Patch) -> None:
 
         return collect
 
-    patch.wrap(KeptSession, "_collect_subscription", make)
+    patch.wrap(KeptSession, "collect_subscription", make)
 
 
 @mutant("restart-brings-unsubscribed-filters-back", "subscriptions read at the start are not removed when they end")
@@ -230,7 +230,7 @@ def forgets_received_earlier(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(MqttBroker, "_detach", make)
+    patch.wrap(MqttBroker, "detach", make)
 
 
 @mutant("restart-forgets-flags-of-messages", "messages that wait lose RETAIN and their subscription identifiers")
@@ -372,7 +372,7 @@ def expiry_not_written(patch: Patch) -> None:
 
         return stored
 
-    patch.wrap(session_journal, "_stored_session", make)
+    patch.wrap(session_journal, "stored_session", make)
 
 
 def _since(patch: Patch, of_whom: Callable[[StoredSession], bool]) -> None:
@@ -414,7 +414,7 @@ def connected_begin_anew(patch: Patch) -> None:
 
         return read
 
-    patch.wrap(session_journal, "_stored_session", make)
+    patch.wrap(session_journal, "stored_session", make)
     patch.wrap(node, "read_state", make_read)
 
 
@@ -439,7 +439,7 @@ def counts_from_first_start(patch: Patch) -> None:
         return stored
 
     patch.wrap(KeptSession, "adopt", make_adopt)
-    patch.wrap(session_journal, "_stored_session", make)
+    patch.wrap(session_journal, "stored_session", make)
 
 
 @mutant("takeover-is-forgotten-by-the-restart", "what a connection that took over changes is not written down")
@@ -465,7 +465,7 @@ def takeover_forgotten(patch: Patch) -> None:
         return collect
 
     patch.wrap(MqttBroker, "connect", make)
-    patch.wrap(KeptSession, "_collect_subscription", make_collect)
+    patch.wrap(KeptSession, "collect_subscription", make_collect)
 
 
 @mutant("restart-reads-few-subscriptions", "of a session no more than 256 subscriptions are read at the start")
@@ -498,8 +498,8 @@ def sends_again(patch: Patch) -> None:
 
         return stored
 
-    patch.wrap(MqttBroker, "_send_will", make_send)
-    patch.wrap(session_journal, "_stored_session", make_store)
+    patch.wrap(MqttBroker, "send_will", make_send)
+    patch.wrap(session_journal, "stored_session", make_store)
 
 
 @mutant("restart-forgets-delayed-wills", "a will that waits for its delay is lost with the broker")
@@ -532,7 +532,7 @@ def withdrawn_come_back(patch: Patch) -> None:
 
         return stored
 
-    patch.wrap(session_journal, "_stored_session", make)
+    patch.wrap(session_journal, "stored_session", make)
 
 
 @mutant("restart-forgets-consumer-options", "what a consumer asked for beside its group is not read at the start")

@@ -29,13 +29,13 @@ def _around_connect(patch: Patch, make: Callable[[Connect], Connect]) -> None:
 
 def _at_the_end(patch: Patch, change: Callable[[Session, bool], None]) -> None:
     """Do something to a session whose connection ends; the flag tells whether its client sent DISCONNECT 0x00."""
-    original = MqttBroker._detach
+    original = MqttBroker.detach
 
     def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         change(session, not publish_will)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(MqttBroker, "_detach", detach)
+    patch.replace(MqttBroker, "detach", detach)
 
 
 @mutant("takeover-forgets-open-deliveries", "whoever takes a session over gets none of its unacknowledged messages")
@@ -121,7 +121,7 @@ def publish_after_pubrec(patch: Patch) -> None:
 
         return resume
 
-    patch.wrap(Outbound, "_on_pubrec", make_on_pubrec)
+    patch.wrap(Outbound, "on_pubrec", make_on_pubrec)
     patch.wrap(Session, "resume", make_resume)
 
 
@@ -221,7 +221,7 @@ def repeated_unanswered(patch: Patch) -> None:
 
         return on_publish
 
-    patch.wrap(Inbound, "_on_publish", make)
+    patch.wrap(Inbound, "on_publish", make)
 
 
 @mutant("unknown-pubrel-ends-the-connection", "a PUBREL for an unknown identifier is taken for a protocol error")
@@ -282,5 +282,5 @@ def last_acknowledgements_lost(patch: Patch) -> None:
         return on_disconnect
 
     patch.wrap(MqttConnection, "receive", make_receive)
-    patch.wrap(handlers, "_on_disconnect", make_disconnect)
+    patch.wrap(handlers, "on_disconnect", make_disconnect)
     _at_the_end(patch, lambda session, _disconnected: session.in_flight.update(before.pop(session, {})))

@@ -151,10 +151,10 @@ def shared_message_dropped(patch: Patch) -> None:
 
 @mutant("sessions-turn-torn", "of a turn that was written in part, the part counts")
 def turn_torn(patch: Patch) -> None:
-    def _group_record(_start: int, next_offset: int, _records: Sequence[NewRecord]) -> NewRecord:
+    def group_record(_start: int, next_offset: int, _records: Sequence[NewRecord]) -> NewRecord:
         return NewRecord(0, b"t", msgspec.msgpack.encode((next_offset, next_offset)), ())
 
-    patch.replace(session_store, "_group_record", _group_record)
+    patch.replace(session_store, "group_record", group_record)
 
 
 @variation("sessions-deletes-too-much", "progress that was never written is deleted all the same")

@@ -142,7 +142,7 @@ def refused_runs_anew(patch: Patch) -> None:
 
 @mutant("filters-compared-with-each-other", "each filter of a SUBSCRIBE is held against all that are before it")
 def filters_compared(patch: Patch) -> None:
-    original = handlers._on_subscribe
+    original = handlers.on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
         for count, request in enumerate(packet.requests):
@@ -150,7 +150,7 @@ def filters_compared(patch: Patch) -> None:
                 sum(1 for other in packet.requests[:count] if other == request)
         original(connection, packet, now)
 
-    patch.replace(handlers, "_on_subscribe", on_subscribe)
+    patch.replace(handlers, "on_subscribe", on_subscribe)
 
 
 @mutant("overlaps-merged-two-by-two", "of overlapping subscriptions each is merged with the result of those before it")
@@ -164,7 +164,7 @@ def merged_two_by_two(patch: Patch) -> None:
                     found[session] = RouteEntry(session, [*before, subscription])
         return list(found.values()), [group for node in nodes for group in node.groups.values()]
 
-    patch.replace(routing, "_receivers_of", receivers_of)
+    patch.replace(routing, "receivers_of", receivers_of)
 
 
 @variation("reads-in-small-pieces", "whatever arrives is taken in pieces of a few bytes")

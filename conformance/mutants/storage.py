@@ -155,7 +155,7 @@ def partial_write_stays(patch: Patch) -> None:
     def undo(self: SegmentedLog, segment: Segment, size: int, end_offset: int) -> None:
         """Leave it."""
 
-    patch.replace(SegmentedLog, "_undo", undo)
+    patch.replace(SegmentedLog, "undo", undo)
 
 
 # -- recovery ----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def tail_not_cut(patch: Patch) -> None:
     def cut(segment: Segment, scan: SegmentScan, note: Note) -> None:
         """Leave it."""
 
-    patch.replace(log_opening, "_cut_torn_tail", cut)
+    patch.replace(log_opening, "cut_torn_tail", cut)
 
 
 @mutant("storage-tail-cut-too-far", "a torn tail takes the last whole batch with it")
@@ -185,7 +185,7 @@ def tail_cut_too_far(patch: Patch) -> None:
 
         return cut
 
-    patch.wrap(log_opening, "_cut_torn_tail", make)
+    patch.wrap(log_opening, "cut_torn_tail", make)
 
 
 @mutant("storage-durable-tail-cut", "the durable mark is ignored: damage at the end is always a torn tail")
@@ -232,7 +232,7 @@ def names_taken_for_durable(patch: Patch) -> None:
         """They will be durable soon enough."""
 
     patch.wrap(SegmentedLog, "_drop", make)
-    patch.replace(SegmentedLog, "_sync_names", sync_names)
+    patch.replace(SegmentedLog, "sync_names", sync_names)
 
 
 # -- indexes -----------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def index_believed(patch: Patch) -> None:
     def is_right(self: Segment, number: int, window: Window | None = None) -> bool:
         return True
 
-    patch.replace(Segment, "_is_right", is_right)
+    patch.replace(Segment, "is_right", is_right)
 
 
 @mutant("storage-time-index-late", "the time index gives an entry that is not earlier than the time asked for")

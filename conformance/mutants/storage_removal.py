@@ -57,7 +57,7 @@ def front_not_missed(patch: Patch) -> None:
 
 @mutant("storage-removal-not-told", "segments are removed without a word, so the next start takes them for lost")
 def removal_not_told(patch: Patch) -> None:
-    patch.replace(SegmentedLog, "_tell_removal", lambda _self, _removed_to: True)
+    patch.replace(SegmentedLog, "tell_removal", lambda _self, _removed_to: True)
 
 
 @mutant("storage-compacted-not-missed", "where compaction left gaps nobody looks which segments it left")
@@ -107,8 +107,8 @@ def compaction_drops_newest(patch: Patch) -> None:
     def is_kept(self: CompactionTask, record: LogRecord, latest: dict[bytes, int]) -> bool:
         return not record.key or latest.get(record.key, record.offset) >= record.offset
 
-    patch.wrap(CompactionTask, "_latest_offsets", make)
-    patch.replace(CompactionTask, "_is_kept", is_kept)
+    patch.wrap(CompactionTask, "latest_offsets", make)
+    patch.replace(CompactionTask, "is_kept", is_kept)
 
 
 @mutant("storage-tombstone-kills-newer", "an expired deletion marker also takes what was written for its key later")
@@ -121,7 +121,7 @@ def tombstone_kills_newer(patch: Patch) -> None:
 
         return is_kept
 
-    patch.wrap(CompactionTask, "_is_kept", make)
+    patch.wrap(CompactionTask, "is_kept", make)
 
 
 @mutant("storage-tombstone-goes-first", "an expired deletion marker goes although the oldest segment is left as it is")
@@ -191,7 +191,7 @@ def thinning_drops_damage(patch: Patch) -> None:
         for segment in group:
             yield from self._records(segment)
 
-    patch.replace(ThinningTask, "_sound_records", sound)
+    patch.replace(ThinningTask, "sound_records", sound)
 
 
 # -- snapshots and groups ----------------------------------------------------------------------------------------

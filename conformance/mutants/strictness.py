@@ -28,7 +28,7 @@ def fed_by_bytes(patch: Patch) -> None:
 
 @mutant("v3-unsubscribe-filters-unchecked", "UNSUBSCRIBE of what is no filter is acknowledged")
 def unsubscribe_unchecked(patch: Patch) -> None:
-    patch.replace(handlers, "_end_in_311", lambda _connection, _error: None)
+    patch.replace(handlers, "end_in_311", lambda _connection, _error: None)
 
 
 @mutant("deep-filters-end-the-connection", "a filter of many levels is taken for a violation")
@@ -57,11 +57,11 @@ def response_topic(patch: Patch) -> None:
 
 @mutant("v5-disconnect-judged-by-the-grant", "DISCONNECT may give no expiry to a session that was granted none")
 def judged_by_the_grant(patch: Patch) -> None:
-    original = handlers._on_disconnect
+    original = handlers.on_disconnect
 
     def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
         if not connection.active_session.expiry_s:
             connection.session_expiry_asked_s = 0
         original(connection, packet, now)
 
-    patch.replace(handlers, "_on_disconnect", on_disconnect)
+    patch.replace(handlers, "on_disconnect", on_disconnect)

@@ -37,7 +37,7 @@ def _change_sent(patch: Patch, change: Callable[[Event], Event]) -> None:
 def _change_frames(patch: Patch, change: Callable[[bytearray], None]) -> None:
     """Let ``change`` rewrite each short frame of a client, given as a whole, before the server sees it."""
     kept: WeakKeyDictionary[WebSocketServer, bytearray] = WeakKeyDictionary()
-    original = WebSocketServer._receive_frames
+    original = WebSocketServer.receive_frames
 
     def receive_frames(self: WebSocketServer, data: bytes) -> bytes:
         waiting = kept.setdefault(self, bytearray())
@@ -53,7 +53,7 @@ def _change_frames(patch: Patch, change: Callable[[bytearray], None]) -> None:
             ready += frame
         return original(self, bytes(ready))
 
-    patch.replace(WebSocketServer, "_receive_frames", receive_frames)
+    patch.replace(WebSocketServer, "receive_frames", receive_frames)
 
 
 @mutant("ws-first-offer-selected", "the first sub-protocol that the client offers is selected")
@@ -224,19 +224,19 @@ def whole_packets(patch: Patch) -> None:
 
 @mutant("ws-one-packet-per-message", "only the first packet of a message is read")
 def one_packet(patch: Patch) -> None:
-    original = WebSocketServer._receive_frames
+    original = WebSocketServer.receive_frames
 
     def receive_frames(self: WebSocketServer, data: bytes) -> bytes:
         payload = original(self, data)
         # The packets of the cases are short: their length is in one byte.
         return payload[: 2 + payload[1]] if len(payload) > 2 else payload
 
-    patch.replace(WebSocketServer, "_receive_frames", receive_frames)
+    patch.replace(WebSocketServer, "receive_frames", receive_frames)
 
 
 @mutant("ws-ping-payload-taken", "the payload of a ping is read like that of a binary frame")
 def ping_payload(patch: Patch) -> None:
-    original = WebSocketServer._receive_frames
+    original = WebSocketServer.receive_frames
     found: list[bytes] = []
     events = WSConnection.events
 
@@ -251,7 +251,7 @@ def ping_payload(patch: Patch) -> None:
         return original(self, data) + b"".join(found)
 
     patch.replace(WSConnection, "events", watch)
-    patch.replace(WebSocketServer, "_receive_frames", receive_frames)
+    patch.replace(WebSocketServer, "receive_frames", receive_frames)
 
 
 @mutant("ws-pings-unanswered", "pings are not answered")
@@ -262,7 +262,7 @@ def pings_unanswered(patch: Patch) -> None:
 
 @mutant("ws-close-frame-ignored", "a close frame of the client is ignored")
 def close_ignored(patch: Patch) -> None:
-    patch.replace(WebSocketServer, "_on_close", lambda _self, _event: None)
+    patch.replace(WebSocketServer, "on_close", lambda _self, _event: None)
 
 
 @variation(
@@ -292,4 +292,4 @@ def no_close_frame(patch: Patch) -> None:
         self.phase = WebSocketPhase.CLOSED
 
     patch.replace(WebSocketServer, "_fail", fail)
-    patch.replace(WebSocketServer, "_on_close", on_close)
+    patch.replace(WebSocketServer, "on_close", on_close)

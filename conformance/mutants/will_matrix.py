@@ -17,7 +17,7 @@ from assay.reference_broker.mqtt.wire.packets import Disconnect, WillFields
 from assay.reference_broker.routing.message import Message
 
 
-def _on_disconnect(patch: Patch, change: Callable[[Session, Disconnect], None]) -> None:
+def on_disconnect(patch: Patch, change: Callable[[Session, Disconnect], None]) -> None:
     """Do something to the session of a client that sends DISCONNECT, before the broker acts on it."""
 
     def make(
@@ -29,7 +29,7 @@ def _on_disconnect(patch: Patch, change: Callable[[Session, Disconnect], None]) 
 
         return on_disconnect
 
-    patch.wrap(handlers, "_on_disconnect", make)
+    patch.wrap(handlers, "on_disconnect", make)
 
 
 def _on_connect(patch: Patch, change: Callable[[MqttBroker, Session, ConnectRequest, float], None]) -> None:
@@ -58,7 +58,7 @@ def ignores_delay(patch: Patch) -> None:
         if packet.reason == Reason.DISCONNECT_WITH_WILL:
             _without_delay(session)
 
-    _on_disconnect(patch, change)
+    on_disconnect(patch, change)
 
 
 @mutant(
@@ -73,7 +73,7 @@ def leaves_waiting(patch: Patch) -> None:
             waiting.append(session.will)
             session.will = None
 
-    _on_disconnect(patch, change)
+    on_disconnect(patch, change)
 
 
 @mutant("v5-takeover-ignores-will-delay", "a takeover publishes the will at once, whatever its delay")
@@ -90,7 +90,7 @@ def coming_back_publishes(patch: Patch) -> None:
     def change(broker: MqttBroker, session: Session, _request: ConnectRequest, now: float) -> None:
         if session.will_timer is not None:
             session.will_timer.cancel()
-            broker._send_will(session, now)
+            broker.send_will(session, now)
 
     _on_connect(patch, change)
 
@@ -136,7 +136,7 @@ def deletes_nothing(patch: Patch) -> None:
 @mutant("v5-will-expiry-counts-from-connect", "the message expiry of a will begins when it is deposited")
 def expiry_from_connect(patch: Patch) -> None:
     deposited_at: dict[str, float] = {}
-    original = MqttBroker._send_will
+    original = MqttBroker.send_will
 
     def note(connection: MqttConnection, message: Message) -> Message:
         deposited_at[message.topic] = connection.broker.now
@@ -151,7 +151,7 @@ def expiry_from_connect(patch: Patch) -> None:
         original(self, session, now)
 
     _change_message(patch, note)
-    patch.replace(MqttBroker, "_send_will", send_will)
+    patch.replace(MqttBroker, "send_will", send_will)
 
 
 @mutant("v5-retained-will-never-expires", "a retained will is kept without its message expiry")

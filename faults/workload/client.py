@@ -251,7 +251,7 @@ class WorkloadClient:
     def _work(self, now: float) -> None:
         """Send whatever is due; called when ready."""
 
-    def _on_publish(self, packet: Publish, now: float) -> None:
+    def on_publish(self, packet: Publish, now: float) -> None:
         """A message arrived."""
         self._abort(f"unexpected message on {packet.topic!r}")
 
@@ -326,7 +326,7 @@ class WorkloadClient:
     def _packet(self, packet: Packet, now: float) -> None:
         match packet:
             case Publish() if self._has_session:
-                self._on_publish(packet, now)
+                self.on_publish(packet, now)
             case Puback():
                 self._on_puback(packet, now)
             case Pingresp():

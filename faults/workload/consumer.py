@@ -149,7 +149,7 @@ class ConsumerClient(WorkloadClient):
     def _on_timeout(self, now: float) -> None:
         self._abort("a settlement got no answer")
 
-    def _on_publish(self, packet: Publish, now: float) -> None:
+    def on_publish(self, packet: Publish, now: float) -> None:
         delivery = self._record_delivery(packet, now)
         if packet.qos == 1:
             self._send(Puback(packet_id=packet.packet_id))

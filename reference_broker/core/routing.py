@@ -311,12 +311,12 @@ class SubscriptionTree(FilterTree[_Node]):
         if receivers is None:
             if len(self._receivers) >= _MAX_RECEIVERS:
                 self._receivers.clear()
-            receivers = self._receivers[matching] = _receivers_of(matching)
+            receivers = self._receivers[matching] = receivers_of(matching)
             self.route_bytes += _RECEIVER_BYTES * (len(receivers[0]) + len(receivers[1]))
         return Route(*receivers)
 
 
-def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
+def receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
     found: dict[Subscriber, RouteEntry] = {}
     overlapping: dict[Subscriber, list[Subscription]] = {}
     groups: list[SharedGroup] = []

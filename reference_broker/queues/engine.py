@@ -87,7 +87,7 @@ class QueueEngine(QueueOperations):
         """Called after it: who gets a topic may be another than before."""
         self._bindings: Bindings | None = None
         self._filters: list[tuple[str, tuple[str, ...]]] = []
-        self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
+        self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self.queues_changed)
         self._queues = self._registry.queues
         self.groups: GroupOperations = GroupOperations(self._queues, self._agenda, self._check_open)
         self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
@@ -101,7 +101,7 @@ class QueueEngine(QueueOperations):
         self._registry.open_all(now)
         self.transactions.recover(now, self._registry.set_aside, self._registry.is_unusable)
 
-    def _queues_changed(self) -> None:
+    def queues_changed(self) -> None:
         """A queue came, changed or went."""
         self.version += 1
         if self._retain_due_at is None and any(queue.config.retention.has_limits for queue in self._queues.values()):
@@ -328,7 +328,7 @@ class QueueEngine(QueueOperations):
         if queue is not None and consumer.active and not self._closed:
             self._agenda.groups_to_serve[queue.groups[consumer.group]] = None
 
-    def _end_draining(self) -> None:
+    def end_draining(self) -> None:
         """Whose groups have had all the turns that they asked for gives back what is left."""
         waiting = self._agenda.groups_to_serve
         for consumer in list(self._draining):
@@ -450,7 +450,7 @@ class QueueEngine(QueueOperations):
                 else:
                     group.serve(now)
             if self._draining:
-                self._end_draining()
+                self.end_draining()
             # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
             self._write_partitions()
         if agenda.groups_to_write:

@@ -43,11 +43,11 @@ def _rewritten(
 class _AuthenticationDataAlone(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect(self, header, data, body, end) and data[body + 6] == V5:
             data = _rewritten(self, data, body, end, _without_lone_data)
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 def _without_lone_data(packet: Connect) -> Connect:
@@ -60,11 +60,11 @@ def _without_lone_data(packet: Connect) -> Connect:
 class _EmptyIdKeepsSession(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect(self, header, data, body, end) and data[body + 6] == V311:
             data = _rewritten(self, data, body, end, self._with_id)
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
     def _with_id(self, packet: Connect) -> Connect:
         if packet.client_id or packet.clean_start:
@@ -75,7 +75,7 @@ class _EmptyIdKeepsSession(MqttConnection):
 class _MissingUserNameTaken(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0xC0 == 0x80:
             whole = data[body:end]
             try:
@@ -83,30 +83,30 @@ class _MissingUserNameTaken(MqttConnection):
             except MalformedPacketError:
                 # As if an empty name stood where none does.
                 data, body, end = whole + b"\0\0", 0, len(whole) + 2
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _WillRetainAlone(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0x24 == 0x20:
             flags_at = body + _FLAGS_AT
             data = data[body:flags_at] + bytes((data[flags_at] & ~0x20,)) + data[flags_at + 1 : end]
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _UnknownLevelAnsweredInFive(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect(self, header, data, body, end) and data[body + 6] not in (V311, V5):
             # Success, and then a code of 5.0: what 3.1.1 clients cannot read.
             self.send(b"\x20\x03\x00\x84\x00")
             self.close_now(now)
         else:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _SessionPresentNever(MqttBroker):

@@ -93,14 +93,14 @@ class _ForgetsExpired(Session):
 
 
 class _NotesExpiry(Outbound):
-    def _on_pubrec(self, packet_id: int) -> None:
+    def on_pubrec(self, packet_id: int) -> None:
         session = self._connection.active_session
         outgoing = session.in_flight.get(packet_id)
         if isinstance(session, _ForgetsExpired):
             session.released_until.pop(packet_id, None)
             if isinstance(outgoing, Outgoing) and outgoing.state is OutgoingState.WAIT_PUBREC:
                 session.released_until[packet_id] = outgoing.message.expires_at
-        super()._on_pubrec(packet_id)
+        super().on_pubrec(packet_id)
 
 
 class _OwedPubrelForgotten(Session):

@@ -28,11 +28,11 @@ class _EmptyFilterGranted(MqttConnection):
 class _NothingGranted(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.version == V311 and self.phase is Phase.CONNECTED and header == 0x82 and end - body == 2:
             self.send(frame(PacketType.SUBACK << 4, data[body:end]))
         else:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _SpacesRefused(MqttBroker):

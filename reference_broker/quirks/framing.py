@@ -18,69 +18,69 @@ _QOS_0_AS_DUPLICATE = 0x38
 class _PingreqFlagsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 == PacketType.PINGREQ:
             header = PacketType.PINGREQ << 4
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _PingreqBodyIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        super()._on_packet(header, data, body, body if header >> 4 == PacketType.PINGREQ else end, now)
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        super().on_packet(header, data, body, body if header >> 4 == PacketType.PINGREQ else end, now)
 
 
 class _ServerPacketsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is not Phase.CONNECTED or header >> 4 not in _SERVERS_ONLY:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _AcknowledgementFlagsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 in _ACKNOWLEDGEMENTS:
             header &= 0xF0
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _ConnackIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is not Phase.CONNECTED or header >> 4 != PacketType.CONNACK:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _ReservedTypesIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         reserved = header >> 4 == 0 or (header >> 4 == PacketType.AUTH and self.version == V311)
         if self.phase is not Phase.CONNECTED or not reserved:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _ConnectHeaderFlagsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 == PacketType.CONNECT:
             header = PacketType.CONNECT << 4
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _DisconnectFlagsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 == PacketType.DISCONNECT:
             header = PacketType.DISCONNECT << 4
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _QosZeroDuplicateTaken(Inbound):
@@ -89,7 +89,7 @@ class _QosZeroDuplicateTaken(Inbound):
             return super().on_bytes(header, data, start, body, end, now)
         packet = decode_packet(header & 0xF7, data, body, end, self._connection.version)
         assert isinstance(packet, Publish)
-        self._on_publish(packet, now)
+        self.on_publish(packet, now)
         return end
 
 
@@ -100,11 +100,11 @@ class _PingreqBeforeConnect(MqttConnection):
         if header != PacketType.PINGREQ << 4:
             super()._check_opening(header)
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT and header == PacketType.PINGREQ << 4:
             self.send_packet(Pingresp())
         else:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 QUIRKS = (

@@ -53,11 +53,11 @@ class _ConnectRewritten(MqttConnection):
 
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if _is_connect_311(self, header, data, body, end):
             data = self.rewritten(data[body:end])
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
     def rewritten(self, body: bytes) -> bytes:
         return body
@@ -104,11 +104,11 @@ class _ReservedConnectFlag(_ConnectRewritten):
 class _OptionsMasked(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.version == V311 and self.phase is Phase.CONNECTED and header >> 4 == PacketType.SUBSCRIBE:
             data = _masked_options(data[body:end])
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 def _masked_options(body: bytes) -> bytes:
@@ -133,12 +133,12 @@ class _SecondConnectAnswered(MqttConnection):
 class _UnknownLevelUnanswered(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         named = data[body : body + 6] == b"\0\4MQTT" and end > body + 6
         if self.phase is Phase.WAIT_CONNECT and named and data[body + 6] not in (4, 5):
             self.close_now(now)
         else:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 def _cleaned(text: bytes) -> bytes:
@@ -169,11 +169,11 @@ class _IllFormedText(_ConnectRewritten):
             at = after
         return out + body[at:]
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.version == V311 and self.phase is Phase.CONNECTED and header in (0x82, 0xA2):
             data = _clean_filters(data[body:end], options=header == 0x82)
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 def _clean_filters(body: bytes, *, options: bool) -> bytes:
@@ -241,20 +241,20 @@ class _IdentifierZero(Inbound):
 class _UnsubscribeFromNothing(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.version == V311 and self.phase is Phase.CONNECTED and header == 0xA2 and end - body == 2:
             self.send_packet(Unsuback(packet_id=data[body] << 8 | data[body + 1]))
         else:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 class _SubscribeFlagsIgnored(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 == PacketType.SUBSCRIBE:
             header = 0x82
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _QosThreeIgnored(Inbound):
@@ -276,9 +276,9 @@ class _OpeningIgnored(MqttConnection):
         if self.phase is not Phase.WAIT_CONNECT:
             super()._check_opening(header)
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is not Phase.WAIT_CONNECT or header >> 4 == PacketType.CONNECT:
-            super()._on_packet(header, data, body, end, now)
+            super().on_packet(header, data, body, end, now)
 
 
 QUIRKS = (

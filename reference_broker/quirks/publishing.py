@@ -16,17 +16,17 @@ from assay.reference_broker.routing.message import Message
 
 
 class _IdentifierIgnored(Inbound):
-    def _on_publish(self, packet: Publish, now: float) -> None:
+    def on_publish(self, packet: Publish, now: float) -> None:
         if packet.properties.subscription_identifier:
             properties = msgspec.structs.replace(packet.properties, subscription_identifier=())
             packet = msgspec.structs.replace(packet, properties=properties)
-        super()._on_publish(packet, now)
+        super().on_publish(packet, now)
 
 
 class _OverrunRefusedByPubrec(Inbound):
-    def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
+    def publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
         try:
-            super()._publish_confirmed(message, packet_id, now)
+            super().publish_confirmed(message, packet_id, now)
         except ProtocolError as error:
             if error.reason is not Reason.RECEIVE_MAXIMUM_EXCEEDED:
                 raise
@@ -36,7 +36,7 @@ class _OverrunRefusedByPubrec(Inbound):
 
 
 class _OverrunTolerated(Inbound):
-    def _check_receive_maximum(self, session: Session) -> None:
+    def check_receive_maximum(self, session: Session) -> None:
         """There is no maximum."""
 
 
@@ -46,7 +46,7 @@ class _SecondRepetitionRefused(Inbound):
         self._repeated: set[int] = set()
         """Packet ids of QoS 2 that came twice."""
 
-    def _is_repeated(self, packet_id: int) -> bool:
+    def is_repeated(self, packet_id: int) -> bool:
         if packet_id in self._connection.active_session.inbound_qos2:
             if packet_id in self._repeated:
                 broken = rule_id(self._connection.version, "MQTT-4.3.3-2", "MQTT-4.3.3-10")
@@ -54,7 +54,7 @@ class _SecondRepetitionRefused(Inbound):
             self._repeated.add(packet_id)
         else:
             self._repeated.discard(packet_id)
-        return super()._is_repeated(packet_id)
+        return super().is_repeated(packet_id)
 
     def on_pubrel(self, packet_id: int) -> None:
         self._repeated.discard(packet_id)
@@ -93,7 +93,7 @@ class _QosTwoTakenAsOne(Inbound):
             return super().on_bytes(header, data, start, body, end, now)
         packet = decode_packet(header & ~0x06 | 0x02, data, body, end, self._connection.version)
         assert isinstance(packet, Publish)
-        self._on_publish(packet, now)
+        self.on_publish(packet, now)
         return end
 
 

@@ -27,17 +27,17 @@ _MOST_REMEMBERED = 10_000
 
 
 class _NeedsSubscriptions(MqttBroker):
-    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         if not session.subscriptions:
             session.expiry_s = 0.0
-        super()._detach(session, now, publish_will=publish_will)
+        super().detach(session, now, publish_will=publish_will)
 
 
 class _NeedsQosOne(MqttBroker):
-    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         if not any(subscription.qos for subscription in session.subscriptions.values()):
             session.expiry_s = 0.0
-        super()._detach(session, now, publish_will=publish_will)
+        super().detach(session, now, publish_will=publish_will)
 
 
 class _IdentifiersOutliveSession(MqttBroker):
@@ -114,9 +114,9 @@ class _SendsDuplicateAtAnyQos(_SendsDuplicate):
 class _AtGrantedQos(MqttBroker):
     _will_at_hand = False
 
-    def _send_will(self, session: Session, now: float) -> None:
+    def send_will(self, session: Session, now: float) -> None:
         self._will_at_hand = True
-        super()._send_will(session, now)
+        super().send_will(session, now)
         self._will_at_hand = False
 
     def fan_out(self, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
@@ -131,7 +131,7 @@ class _OneByOne(Inbound):
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
         packet = decode_packet(header, data, body, end, self._connection.version)
         assert isinstance(packet, Publish)
-        self._on_publish(packet, now)
+        self.on_publish(packet, now)
         return end
 
 

@@ -86,7 +86,7 @@ class _QosThreeGranted(MqttConnection):
     _granted_as_three: tuple[int, ...] = ()
     """Which filters of the SUBSCRIBE at hand asked for QoS 3."""
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         options = list(_option_bytes(data, body, end, self.version)) if header == 0x82 else []
         self._granted_as_three = tuple(index for index, at in enumerate(options) if data[at] & 3 == 3)
         if self._granted_as_three:
@@ -94,7 +94,7 @@ class _QosThreeGranted(MqttConnection):
             for index in self._granted_as_three:
                 changed[options[index]] -= 1
             data = bytes(changed)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
     def send_packet(self, packet: Packet) -> None:
         if isinstance(packet, Suback) and self._granted_as_three:

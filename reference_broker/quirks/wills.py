@@ -32,22 +32,22 @@ def _is_defined(reason: int) -> bool:
 class _ErrorDeletesWill(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         reason = _disconnect_reason(self, header, data, body, end)
         if reason not in _KEEPS_THE_WILL and _is_defined(reason):
             data = bytes((Reason.SUCCESS,)) + data[body + 1 : end]
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _UndefinedCodeIsNormal(MqttConnection):
     __slots__ = ()
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if not _is_defined(_disconnect_reason(self, header, data, body, end)):
             data = bytes((Reason.SUCCESS,)) + data[body + 1 : end]
             body, end = 0, len(data)
-        super()._on_packet(header, data, body, end, now)
+        super().on_packet(header, data, body, end, now)
 
 
 class _SecondConnectLosesWill(MqttConnection):
@@ -62,24 +62,24 @@ class _SecondConnectLosesWill(MqttConnection):
 
 
 class _DelayOutlastsConnection(MqttBroker):
-    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
         if publish_will and will is not None and will.delay_s and session.expiry_s <= 0:
             session.will = None
             self.timers.schedule(now + will.delay_s, lambda later: self._send_late(session, will, later))
-        super()._detach(session, now, publish_will=publish_will)
+        super().detach(session, now, publish_will=publish_will)
 
     def _send_late(self, session: Session, will: Will, now: float) -> None:
         session.will = will
-        self._send_will(session, now)
+        self.send_will(session, now)
 
 
 class _DelayedWillLost(MqttBroker):
-    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
         if will is not None and will.delay_s and session.expiry_s <= 0:
             publish_will = False
-        super()._detach(session, now, publish_will=publish_will)
+        super().detach(session, now, publish_will=publish_will)
 
 
 class _TakeoverLosesWill(MqttBroker):

@@ -69,7 +69,7 @@ class WebSocketServer:
             return self._receive_head(data)
         if self.phase is WebSocketPhase.CLOSED:
             return b""
-        return self._receive_frames(data)
+        return self.receive_frames(data)
 
     def frame(self, data: bytes) -> bytes:
         """MQTT bytes as binary messages; nothing unless open."""
@@ -105,7 +105,7 @@ class WebSocketServer:
             self._head = bytearray()
             self._open(head)
             if rest and self.phase is WebSocketPhase.OPEN:
-                return self._receive_frames(rest)
+                return self.receive_frames(rest)
         return b""
 
     def _open(self, head: bytes) -> None:
@@ -166,7 +166,7 @@ class WebSocketServer:
 
     # -- frames --------------------------------------------------------------------------------------------------
 
-    def _receive_frames(self, data: bytes) -> bytes:
+    def receive_frames(self, data: bytes) -> bytes:
         payload: list[bytes] = []
         ping: Ping | None = None
         if data:
@@ -182,7 +182,7 @@ class WebSocketServer:
             elif isinstance(event, Ping):
                 ping = event
             elif isinstance(event, CloseConnection):
-                self._on_close(event)
+                self.on_close(event)
             if self.phase is WebSocketPhase.CLOSED:
                 self.has_more = False
             if self.has_more or self.phase is WebSocketPhase.CLOSED:
@@ -202,7 +202,7 @@ class WebSocketServer:
             self._message_bytes = 0
         return True
 
-    def _on_close(self, event: CloseConnection) -> None:
+    def on_close(self, event: CloseConnection) -> None:
         if self.phase is WebSocketPhase.CLOSING:
             self.phase = WebSocketPhase.CLOSED
         elif self._connection.state is ConnectionState.REMOTE_CLOSING:

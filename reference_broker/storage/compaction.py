@@ -58,7 +58,7 @@ class CompactionTask(SegmentCopier):
 
     def run(self) -> None:
         """Blocks. Raises :class:`OSError` or :class:`LogError`; what was copied by then may still be swapped in."""
-        latest = self._latest_offsets()
+        latest = self.latest_offsets()
         self._write_state()
         surveyed = [
             (segment, *self._survey(segment, latest))
@@ -100,13 +100,13 @@ class CompactionTask(SegmentCopier):
         """About how many bytes of a segment stay, and how many records go."""
         kept_bytes = removed = 0
         for record in self._records(segment):
-            if self._is_kept(record, latest):
+            if self.is_kept(record, latest):
                 kept_bytes += HEADER_BYTES + _about_bytes(record)
             else:
                 removed += 1
         return min(kept_bytes, segment.size), removed
 
-    def _latest_offsets(self) -> dict[bytes, int]:
+    def latest_offsets(self) -> dict[bytes, int]:
         """Key -> offset of its last record in the segments not compacted yet, as many as the policy lets remember."""
         latest: dict[bytes, int] = {}
         key_bytes = 0
@@ -129,9 +129,9 @@ class CompactionTask(SegmentCopier):
 
     def _copy(self, group: list[Segment], latest: dict[bytes, int]) -> None:
         """Write one compacted segment and make it count."""
-        self._write(group, (record for record in self._sound_records(group) if self._is_kept(record, latest)))
+        self._write(group, (record for record in self.sound_records(group) if self.is_kept(record, latest)))
 
-    def _is_kept(self, record: LogRecord, latest: dict[bytes, int]) -> bool:
+    def is_kept(self, record: LogRecord, latest: dict[bytes, int]) -> bool:
         """Records without a key replace nothing and are never replaced."""
         if not record.key:
             return True

@@ -186,14 +186,14 @@ class SegmentedLog:
                 self._names_unsynced = True
             segment.append(data, batches)
         except OSError as error:
-            self._undo(segment, before, end_before)
+            self.undo(segment, before, end_before)
             raise self._refusal("write", segment.path, error) from error
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
             self._roll_at_ms = batches[0].base_timestamp_ms + self.options.segment_age_ms
         if not self._volatile:
             self._unsynced[segment] = None
 
-    def _undo(self, segment: Segment, size: int, end_offset: int) -> None:
+    def undo(self, segment: Segment, size: int, end_offset: int) -> None:
         """Cut a partial write off; where even that fails, before anything else is written."""
         try:
             segment.truncate(size, end_offset)
@@ -481,10 +481,10 @@ class SegmentedLog:
         if count == len(self._segments) and count:
             self.roll()
             count = len(self._segments) - 1
-            self._sync_names()
+            self.sync_names()
         self._drop(count)
 
-    def _sync_names(self) -> None:
+    def sync_names(self) -> None:
         """Make the names of all segments durable; blocks. Raises :class:`LogError`."""
         try:
             self._disk.sync_folder(self._folder)
@@ -498,7 +498,7 @@ class SegmentedLog:
             # Were a removal on disk and the name of what stays not, the log would begin anew at offset 0.
             count -= 1
         count = next((at for at, each in enumerate(self._segments[:count]) if not self._is_idle(each)), count)
-        if not count or not self._tell_removal(self._segments[count].base_offset):
+        if not count or not self.tell_removal(self._segments[count].base_offset):
             return
         for segment in self._segments[:count]:
             try:
@@ -509,7 +509,7 @@ class SegmentedLog:
             self._segments.pop(0)
             self._forget(segment)
 
-    def _tell_removal(self, removed_to: int) -> bool:
+    def tell_removal(self, removed_to: int) -> bool:
         """Durably, so that a start can tell these segments from lost ones; False when the disk refuses it."""
         if not self._removed_path:
             return True

@@ -107,7 +107,7 @@ def _verify(segment: Segment, mark: DurableMark | None, note: Note) -> bool:
         )
         return True
     if scan.tail_problem and segment.limit_offset is None:
-        _cut_torn_tail(segment, scan, note)
+        cut_torn_tail(segment, scan, note)
     elif scan.tail_problem:
         note(
             f"{segment.path} bytes {scan.sound_bytes} to {segment.size}",
@@ -116,7 +116,7 @@ def _verify(segment: Segment, mark: DurableMark | None, note: Note) -> bool:
     return False
 
 
-def _cut_torn_tail(segment: Segment, scan: SegmentScan, note: Note) -> None:
+def cut_torn_tail(segment: Segment, scan: SegmentScan, note: Note) -> None:
     """The last write did not finish: whatever it held was never confirmed as synced."""
     note(f"{segment.path} bytes {scan.sound_bytes} to {segment.size}", f"torn tail ({scan.tail_problem}); cut off")
     segment.truncate(scan.sound_bytes, scan.end_offset)

@@ -64,7 +64,7 @@ class OperationCollector:
         if self._run_end:
             self._end_run()
         elif self._acks:
-            self._end_acks()
+            self.end_acks()
         self._run_key = (partition, consumer, claimed_at_ms, delivery_count)
         self._run_start = offset
         self._run_end = offset + 1
@@ -132,7 +132,7 @@ class OperationCollector:
         if self._run_end:
             self._end_run()
         elif self._acks:
-            self._end_acks()
+            self.end_acks()
 
     def _end_run(self) -> None:
         partition, consumer, claimed_at_ms, delivery_count = self._run_key
@@ -147,7 +147,7 @@ class OperationCollector:
         self._operations.append(operation)
         self._run_key, self._run_end = _NO_RUN, 0
 
-    def _end_acks(self) -> None:
+    def end_acks(self) -> None:
         acks, self._acks = self._acks, {}
         for partition, offsets in acks.items():
             if max(offsets) - min(offsets) < _DENSE * len(offsets):

@@ -272,7 +272,7 @@ def _remove_rest(disk: Disk, folder: str) -> None:
     """
     for name in disk.list(folder):
         if name != DESCRIPTION:
-            _remove_tree(disk, f"{folder}/{name}")
+            remove_tree(disk, f"{folder}/{name}")
     disk.sync_folder(folder)
     disk.remove(f"{folder}/{DESCRIPTION}")
     disk.sync_folder(folder)
@@ -282,14 +282,14 @@ def _remove_rest(disk: Disk, folder: str) -> None:
         disk.sync_folder(ROOT)
 
 
-def _remove_tree(disk: Disk, path: str) -> None:
+def remove_tree(disk: Disk, path: str) -> None:
     """Remove a file, or a folder with all that is in it, durably. Raises :class:`OSError`."""
     try:
         disk.remove(path)
     except (IsADirectoryError, PermissionError, FileNotFoundError):
         # Which of them depends on the system.
         for name in disk.list(path):
-            _remove_tree(disk, f"{path}/{name}")
+            remove_tree(disk, f"{path}/{name}")
         disk.sync_folder(path)
         with contextlib.suppress(OSError):
             disk.remove_folder(path)

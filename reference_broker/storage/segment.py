@@ -166,7 +166,7 @@ class Segment:
         self.has_index_files = True
         return True
 
-    def _is_right(self, number: int, window: Window | None = None) -> bool:
+    def is_right(self, number: int, window: Window | None = None) -> bool:
         """Whether the batch that an entry of the offset index names is there."""
         relative_offset, position = self.indexes()[0].entry(number)
         if number < 0 or self._is_proven:
@@ -301,7 +301,7 @@ class Segment:
         relative_offset, position = self.indexes()[0].entry(number)
         read_bytes = _FIRST_READ_BYTES if end is None else end - position
         window = Window(self.file(), size=self.size, read_bytes=read_bytes)
-        if not self._is_right(number, window):
+        if not self.is_right(number, window):
             self.scan()
             return None
         return window, self.base_offset + relative_offset, position
@@ -363,7 +363,7 @@ class Segment:
         number = offsets.floor(max(0, before_offset - 1 - self.base_offset))
         while len(records) < limit and number >= -1:
             end = offsets.following_position(number)
-            if end is not None and not self._is_right(number + 1):
+            if end is not None and not self.is_right(number + 1):
                 self.scan()
                 return self.read_back(before_offset, limit)
             found = self._window_at(number, end)

@@ -108,7 +108,7 @@ class SegmentCopier:
                 sizes[copy.base_offset] = sum(batch.size for batch in copy.batches)
         return tuple(sizes.items())
 
-    def _sound_records(self, group: Iterable[Segment]) -> Iterator[LogRecord]:
+    def sound_records(self, group: Iterable[Segment]) -> Iterator[LogRecord]:
         """Raises :class:`LogError` when there is damage: then there must be no copy."""
         for segment in group:
             yield from self._records(segment)

@@ -176,7 +176,7 @@ class SessionStore(SyncPoint):
         _, _, touched = self._read(self._log.next_offset, group.start_offset)
         self._note(FOLDER, f"what one turn changed was written in part only; {len(touched)} changes are undone")
         undoing = [NewRecord(0, key, before.get(key), ()) for key in touched]
-        self._log.append([_group_record(group.start_offset, self._log.next_offset, undoing), *undoing])
+        self._log.append([group_record(group.start_offset, self._log.next_offset, undoing), *undoing])
         self._sync_due_at = 0.0
         return before
 
@@ -213,7 +213,7 @@ class SessionStore(SyncPoint):
             return
         whole = records
         if len(records) > MAX_BATCH_RECORDS // 2 or batching.bound_of(records) > batching.TARGET_BATCH_BYTES:
-            whole = [_group_record(self._log.next_offset, self._log.next_offset, records), *records]
+            whole = [group_record(self._log.next_offset, self._log.next_offset, records), *records]
         try:
             self._log.append(whole)
         except LogError:
@@ -307,7 +307,7 @@ class SessionStore(SyncPoint):
         self._log.close()
 
 
-def _group_record(start_offset: int, next_offset: int, records: Sequence[NewRecord]) -> NewRecord:
+def group_record(start_offset: int, next_offset: int, records: Sequence[NewRecord]) -> NewRecord:
     """What a group of records begins with. ``start_offset``: from where on nothing counts unless it is whole."""
     value = msgspec.msgpack.encode(_Group(start_offset, next_offset + 1 + len(records)))
     return NewRecord(records[0].timestamp_ms if records else 0, _GROUP_KEY, value, ())

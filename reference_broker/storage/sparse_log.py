@@ -82,7 +82,7 @@ class ThinningTask(SegmentCopier):
 
     def _kept(self) -> Iterator[LogRecord]:
         wanted = frozenset(self.wanted)
-        return (record for record in self._sound_records(self.group) if record.offset in wanted)
+        return (record for record in self.sound_records(self.group) if record.offset in wanted)
 
 
 class SparseLog(SegmentedLog):

@@ -400,7 +400,7 @@ class GmqttClient(InteropClient):
         client.on_message = self._on_message
         client.on_subscribe = lambda _client, mid, codes, _properties: self._acknowledged(mid, codes[0])
         client.on_unsubscribe = lambda _client, mid, *_codes: self._acknowledged(mid, 0)
-        client.on_disconnect = self._on_disconnect
+        client.on_disconnect = self.on_disconnect
         try:
             await client.connect("127.0.0.1", place.port, ssl=place.tls or False, version=options.version)
         except gmqtt.mqtt.handler.MQTTConnectError as error:
@@ -421,7 +421,7 @@ class GmqttClient(InteropClient):
         self.messages.put_nowait(Received(topic, payload, qos, bool(properties.get("retain")), single))
         return 0
 
-    def _on_disconnect(self, _client: gmqtt.Client, packet: Any, _error: Exception | None = None) -> None:
+    def on_disconnect(self, _client: gmqtt.Client, packet: Any, _error: Exception | None = None) -> None:
         self._note_lost(packet[0] if isinstance(packet, bytes) and packet else None)
 
     def _acknowledged(self, mid: int, code: int) -> None:

@@ -78,7 +78,7 @@ class Life:
         def renew(inbound: Inbound, plan: _Plan, _qos: int) -> None:
             plan.epoch, plan.targets = inbound._broker.tree.epoch, None
 
-        with mock.patch.object(Inbound, "_renew", renew):
+        with mock.patch.object(Inbound, "renew", renew):
             return self.send(frames)
 
     def send(self, chunks: Iterable[bytes]) -> tuple[object, ...]:

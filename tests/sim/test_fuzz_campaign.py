@@ -126,7 +126,7 @@ def _ignores_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_a_timer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MqttConnection, "_check_keep_alive", lambda _self, _now: None)
+    patch.setattr(MqttConnection, "check_keep_alive", lambda _self, _now: None)
 
 
 def _sends_wrong_bytes(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def _leaves_sessions(patch: pytest.MonkeyPatch) -> None:
         if session.will is not None:
             self.sessions.setdefault(session.client_id, session)
 
-    patch.setattr(MqttBroker, "_send_will", lambda _self, _session, _now: None)
+    patch.setattr(MqttBroker, "send_will", lambda _self, _session, _now: None)
     patch.setattr(MqttBroker, "end_session", end_session)
 
 

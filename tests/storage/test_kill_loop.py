@@ -200,7 +200,7 @@ def test_a_compaction_that_drops_the_newest_is_found(
     def is_kept(self: CompactionTask, record: LogRecord, latest: dict[bytes, int]) -> bool:
         return latest.get(record.key or b"", -1) > record.offset
 
-    monkeypatch.setattr(CompactionTask, "_is_kept", is_kept)
+    monkeypatch.setattr(CompactionTask, "is_kept", is_kept)
     with pytest.raises(compaction_worker.WrongError, match=r"the confirmed record of .* is lost"):
         compact_and_compare(tmp_path, compaction_worker)
 
@@ -211,6 +211,6 @@ def test_a_compaction_that_forgets_deletions_is_found(
     def is_kept(self: CompactionTask, record: LogRecord, latest: dict[bytes, int]) -> bool:
         return record.value is not None
 
-    monkeypatch.setattr(CompactionTask, "_is_kept", is_kept)
+    monkeypatch.setattr(CompactionTask, "is_kept", is_kept)
     with pytest.raises(compaction_worker.WrongError, match=r"was deleted at .* came back"):
         compact_and_compare(tmp_path, compaction_worker)

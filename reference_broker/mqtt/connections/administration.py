@@ -17,7 +17,7 @@ def request(connection: MqttConnection, message: Message, now: float, on_done: C
     """Serve a request, or refuse it; ``on_done`` is called once."""
     grants = connection.grants
     admin = connection.broker.admin
-    if _is_tenants(connection) or not admin.allows(message.topic, grants, loopback=connection.loopback, read=False):
+    if is_tenants(connection) or not admin.allows(message.topic, grants, loopback=connection.loopback, read=False):
         on_done(QueueError(QueueErrorCode.NOT_ALLOWED, "this client may not administer queues"))
         return
     admin.request(message, _anywhere if grants is None else grants.may_publish, now, on_done)
@@ -25,7 +25,7 @@ def request(connection: MqttConnection, message: Message, now: float, on_done: C
 
 def may_subscribe(connection: MqttConnection, topic_filter: str) -> bool:
     """Whether a client may see the figures that a filter of administration topics reaches."""
-    if _is_tenants(connection):
+    if is_tenants(connection):
         return False
     return connection.broker.admin.allows(topic_filter, connection.grants, loopback=connection.loopback, read=True)
 
@@ -36,7 +36,7 @@ def is_operator(connection: MqttConnection) -> bool:
     return connection.broker.admin.allows(topic, connection.grants, loopback=connection.loopback, read=False)
 
 
-def _is_tenants(connection: MqttConnection) -> bool:
+def is_tenants(connection: MqttConnection) -> bool:
     """The administration knows no tenants, so that theirs do not use it."""
     session = connection.session
     return session is not None and session.tenant is not None

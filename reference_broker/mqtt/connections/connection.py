@@ -389,7 +389,7 @@ class MqttConnection(Connection):
                 break
             length = data[position + 1]
             if length >= 0x80:
-                body, length = self._long_length(data, position)
+                body, length = self.long_length(data, position)
                 if body < 0:
                     break
             end = body + length
@@ -403,7 +403,7 @@ class MqttConnection(Connection):
             elif connected and length == 2 and header in _ACKNOWLEDGEMENTS:
                 position = self._on_short_acknowledgements(header, data, position, now)
             else:
-                self._on_packet(header, data, body, end, now)
+                self.on_packet(header, data, body, end, now)
                 position = end
                 if self.phase is Phase.VERIFYING:
                     self._needed = 2
@@ -440,7 +440,7 @@ class MqttConnection(Connection):
         elif header >> 4 != PacketType.CONNECT:
             raise ProtocolError("the first packet must be CONNECT", "MQTT-3.1.0-1")
 
-    def _long_length(self, data: bytes, position: int) -> tuple[int, int]:
+    def long_length(self, data: bytes, position: int) -> tuple[int, int]:
         """Start of the body and remaining length where it takes more than one byte; (-1, 0) when cut off."""
         value = 0
         for index in range(4):
@@ -473,7 +473,7 @@ class MqttConnection(Connection):
             self.outbound.on_run(kind, ids, now)
         return position + 2 * size
 
-    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
             handshake.on_connect_bytes(self, header, data, body, end, now)
             return
@@ -680,9 +680,9 @@ class MqttConnection(Connection):
         self._timer.cancel()
         self._last_received = now
         if self.keep_alive_s:
-            self._timer = self.broker.timers.schedule(now + 1.5 * self.keep_alive_s, self._check_keep_alive)
+            self._timer = self.broker.timers.schedule(now + 1.5 * self.keep_alive_s, self.check_keep_alive)
 
-    def _check_keep_alive(self, now: float) -> None:
+    def check_keep_alive(self, now: float) -> None:
         progress_bytes = self.broker.config.mqtt.keep_alive_progress_bytes
         seen, self._partial_seen = self._partial_seen, len(self._partial)
         if self.wants_pause:
@@ -692,7 +692,7 @@ class MqttConnection(Connection):
             self._last_received = now
         deadline = self._last_received + 1.5 * self.keep_alive_s
         if now < deadline:
-            self._timer = self.broker.timers.schedule(deadline, self._check_keep_alive)
+            self._timer = self.broker.timers.schedule(deadline, self.check_keep_alive)
         elif self.phase is Phase.CONNECTED:
             broken = rule_id(self.version, "MQTT-3.1.2-24", "MQTT-3.1.2-22")
             error = ProtocolError("no packet within 1.5 times the keep alive", broken, Reason.KEEP_ALIVE_TIMEOUT)

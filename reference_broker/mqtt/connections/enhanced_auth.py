@@ -53,7 +53,7 @@ def begin(connection: MqttConnection, packet: Connect) -> bytes | None:
 def on_auth_before_connack(connection: MqttConnection, packet: Auth) -> bytes | None:
     """AUTH during the exchange that CONNECT began. Returns what :func:`step` does. Raises :class:`ProtocolError`."""
     assert connection.exchange is not None
-    _check_method(connection, packet, "MQTT-4.12.0-5")
+    check_method(connection, packet, "MQTT-4.12.0-5")
     if packet.reason != Reason.CONTINUE_AUTHENTICATION:
         raise ProtocolError("AUTH must say 0x18, Continue authentication, here", "MQTT-4.12.0-3")
     if packet.properties.authentication_data is None:
@@ -83,7 +83,7 @@ def on_auth_while_connected(connection: MqttConnection, packet: Auth, now: float
     """Re-authentication (4.12.1). Other packets go on meanwhile. Raises :class:`ProtocolError`: the connection ends."""
     if not connection.authentication_method:
         raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
-    _check_method(connection, packet, "MQTT-4.12.1-1")
+    check_method(connection, packet, "MQTT-4.12.1-1")
     data = packet.properties.authentication_data
     if connection.exchange is None:
         if packet.reason != Reason.REAUTHENTICATE:
@@ -127,7 +127,7 @@ def _open(connection: MqttConnection, method: str, connect: Connect | None) -> E
     return Exchange(scram, method, connect)
 
 
-def _check_method(connection: MqttConnection, packet: Auth, statement: str) -> None:
+def check_method(connection: MqttConnection, packet: Auth, statement: str) -> None:
     method = packet.properties.authentication_method
     if method is None:
         raise ProtocolError("AUTH names no authentication method", "MQTT-4.12.0-5")

@@ -97,13 +97,13 @@ def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
     """Act on a packet of a connected client. Raises :class:`ProtocolError`."""
     match packet:
         case Subscribe():
-            _on_subscribe(connection, packet, now)
+            on_subscribe(connection, packet, now)
         case Unsubscribe():
-            _on_unsubscribe(connection, packet, now)
+            on_unsubscribe(connection, packet, now)
         case Pingreq():
             connection.send_packet(Pingresp())
         case Disconnect():
-            _on_disconnect(connection, packet, now)
+            on_disconnect(connection, packet, now)
         case Auth():
             enhanced_auth.on_auth_while_connected(connection, packet, now)
         case Connect():
@@ -113,7 +113,7 @@ def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
             raise ProtocolError(f"a client must not send {type(packet).__name__.upper()}", statement)
 
 
-def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
+def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
     identifiers = packet.properties.subscription_identifier
     identifier = identifiers[0] if identifiers else 0
     config = connection.broker.config.mqtt
@@ -137,7 +137,7 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
             # It asks for retained messages faster than it takes them.
             reasons.append(Reason.QUOTA_EXCEEDED)
             continue
-        reason, outcome, subscription = _subscribe_one(connection, request, identifier, group, now)
+        reason, outcome, subscription = subscribe_one(connection, request, identifier, group, now)
         reasons.append(reason)
         if outcome is None or subscription is None or outcome.qos < 0:
             continue
@@ -154,7 +154,7 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
             broker.send_retained(session, subscription, now)
 
 
-def _end_in_311(connection: MqttConnection, error: TopicError) -> None:
+def end_in_311(connection: MqttConnection, error: TopicError) -> None:
     """3.1.1 has no code for a malformed filter: it ends the connection (4.8.0-1). A limit of ours is no violation."""
     if connection.version != V5 and not isinstance(error, TooManyLevelsError):
         raise ProtocolError(str(error), error.statement_311, Reason.TOPIC_FILTER_INVALID) from error
@@ -165,7 +165,7 @@ def _not_offered(what: str, reason: Reason) -> ProtocolError:
     return ProtocolError(f"{what} are not supported here", "MQTT-4.13.1-1", reason)
 
 
-def _subscribe_one(
+def subscribe_one(
     connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
 ) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
     """(SUBACK code, outcome, subscription); the last two are None for a filter refused unseen."""
@@ -177,7 +177,7 @@ def _subscribe_one(
     try:
         validate_filter(topic_filter, max_levels=config.max_topic_levels)
     except TopicError as error:
-        _end_in_311(connection, error)
+        end_in_311(connection, error)
         return Reason.TOPIC_FILTER_INVALID, None, None
     if share_name is not None:
         if request.no_local:
@@ -223,7 +223,7 @@ def _subscribe_one(
     return outcome.qos, outcome, subscription
 
 
-def _on_unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) -> None:
+def on_unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) -> None:
     connection.work_through(_unsubscribe(connection, packet, now))
 
 
@@ -242,7 +242,7 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
         except TooManyLevelsError:
             pass  # then there is no such subscription
         except TopicError as error:
-            _end_in_311(connection, error)
+            end_in_311(connection, error)
             reasons.append(Reason.TOPIC_FILTER_INVALID)
             continue
         existed = broker.unsubscribe(session, topic_filter, now)
@@ -251,7 +251,7 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
     connection.send_packet(Unsuback(packet_id=packet.packet_id, reasons=tuple(reasons)))
 
 
-def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
     session = connection.session
     assert session is not None
     if packet.properties.server_reference is not None:

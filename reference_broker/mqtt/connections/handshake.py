@@ -117,7 +117,7 @@ def _log_in_done(connection: MqttConnection, packet: Connect, allowed: bool, now
         if packet.username is None:
             raise _refusal(connection, "anonymous clients are not allowed here", Reason.NOT_AUTHORIZED)
         raise _refusal(connection, "wrong user name or password", Reason.BAD_USER_NAME_OR_PASSWORD)
-    _establish(connection, packet, None, now)
+    establish(connection, packet, None, now)
 
 
 def _busy(connection: MqttConnection) -> Reason:
@@ -156,10 +156,10 @@ def on_packet_before_connack(connection: MqttConnection, packet: Packet, now: fl
     final = enhanced_auth.on_auth_before_connack(connection, packet)
     if final is not None and connect is not None:
         connection.username = enhanced_auth.finish(connection)
-        _establish(connection, connect, final, now)
+        establish(connection, connect, final, now)
 
 
-def _establish(connection: MqttConnection, packet: Connect, authentication_data: bytes | None, now: float) -> None:
+def establish(connection: MqttConnection, packet: Connect, authentication_data: bytes | None, now: float) -> None:
     """The client is who it says: attach it to its session and answer, with the last data of its authentication."""
     broker = connection.broker
     config = broker.config.mqtt
@@ -174,7 +174,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, "the tenant of this client has no connection left", reason)
     is_large = packet.will is not None and len(packet.will.payload) > _SMALL_WILL_BYTES
-    if broker.room_is_scarce and (is_large or previous is None) and _is_kept(packet):
+    if broker.room_is_scarce and (is_large or previous is None) and is_kept(packet):
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, "the disk is nearly full: no session is begun", reason)
     if broker.access is not None:
@@ -232,7 +232,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     broker.resume(session, now)
 
 
-def _is_kept(packet: Connect) -> bool:
+def is_kept(packet: Connect) -> bool:
     """Whether the client asks for a session that outlives its connection, which is then written down."""
     return bool(packet.properties.session_expiry_interval) if packet.version == V5 else not packet.clean_start
 

@@ -198,7 +198,7 @@ class Inbound(PublishAcks):
                     return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
             assert isinstance(packet, Publish)
-            self._on_publish(packet, now)
+            self.on_publish(packet, now)
             return end
         # From here on: no DUP, no RETAIN, no properties.
         topic_bytes = data[body + 2 : topic_end]
@@ -410,14 +410,14 @@ class Inbound(PublishAcks):
         if plan is None:
             plan = self._new_plan(topic_bytes, qos)
         if plan.epoch != self._broker.tree.epoch:
-            self._renew(plan, qos)
+            self.renew(plan, qos)
         return plan
 
     def _new_plan(self, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)
         self.check_topic(topic)
         if qos:
-            self._check_flags(qos, retain=False)
+            self.check_flags(qos, retain=False)
         if sum(map(len, self._plans)) >= _MAX_PLANS:
             self._forget_plans()
         plan = _Plan(topic)
@@ -432,7 +432,7 @@ class Inbound(PublishAcks):
         self._plans[qos][topic_bytes] = plan
         return plan
 
-    def _renew(self, plan: _Plan, qos: int) -> None:
+    def renew(self, plan: _Plan, qos: int) -> None:
         """Find out whether packets of this plan may be forwarded as they are, and to whom."""
         connection = self._connection
         tree = self._broker.tree
@@ -511,38 +511,38 @@ class Inbound(PublishAcks):
             memory_bytes=overhead_bytes + end - payload_at if overhead_bytes else 0,
         )
         if not qos:
-            self._publish_qos0(message, now)
+            self.publish_qos0(message, now)
             return
         packet_id = data[topic_end] << 8 | data[topic_end + 1]
         if not packet_id:
             raise self._no_packet_id()
-        if qos == 1 or not self._is_repeated(packet_id):
-            self._publish_confirmed(message, packet_id, now)
+        if qos == 1 or not self.is_repeated(packet_id):
+            self.publish_confirmed(message, packet_id, now)
         if not overhead_bytes and message.memory_bytes:
             # Whoever holds messages has asked how large this one is.
             plan.overhead_bytes = message.memory_bytes - (end - payload_at)
 
-    def _on_publish(self, packet: Publish, now: float) -> None:
+    def on_publish(self, packet: Publish, now: float) -> None:
         """Any PUBLISH."""
         self._traffic.publishes_received += 1
         self._traffic.payload_bytes_received += len(packet.payload)
-        topic = self._resolve_topic(packet)
+        topic = self.resolve_topic(packet)
         properties = packet.properties
-        self._check_flags(packet.qos, retain=packet.retain)
+        self.check_flags(packet.qos, retain=packet.retain)
         if properties.subscription_identifier:
             raise ProtocolError("a client must not send subscription identifiers", "MQTT-3.3.4-6")
         check_response_topic(properties)
-        if packet.qos == 2 and self._is_repeated(packet.packet_id):
+        if packet.qos == 2 and self.is_repeated(packet.packet_id):
             return
         message = message_from(
             topic, packet.payload, packet.qos, packet.retain, properties, self._connection.client_id, now
         )
         if packet.qos == 0:
-            self._publish_qos0(message, now)
+            self.publish_qos0(message, now)
         else:
-            self._publish_confirmed(message, packet.packet_id, now)
+            self.publish_confirmed(message, packet.packet_id, now)
 
-    def _check_flags(self, qos: int, *, retain: bool) -> None:
+    def check_flags(self, qos: int, *, retain: bool) -> None:
         version = self._connection.version
         if qos > self._config.maximum_qos:
             broken = rule_id(version, "MQTT-3.3.5-2", "MQTT-3.2.2-11")
@@ -565,7 +565,7 @@ class Inbound(PublishAcks):
         """Over our limit of levels."""
         return topic.count("/") >= self._max_levels
 
-    def _resolve_topic(self, packet: Publish) -> str:
+    def resolve_topic(self, packet: Publish) -> str:
         alias = packet.properties.topic_alias
         if alias is None:
             self.check_topic(packet.topic)
@@ -594,7 +594,7 @@ class Inbound(PublishAcks):
         self._alias_bytes += more
         self._aliases[alias] = topic
 
-    def _publish_qos0(self, message: Message, now: float) -> None:
+    def publish_qos0(self, message: Message, now: float) -> None:
         # At most once: what may not be published is dropped, as is a retained message over the limit.
         grants = self._connection.grants
         topic = message.topic
@@ -612,14 +612,14 @@ class Inbound(PublishAcks):
         with contextlib.suppress(QueueError):
             self._broker.publish(message, self._connection.session, now)
 
-    def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
+    def publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
         """Publish at QoS 1 or 2; the acknowledgement leaves when the broker has taken responsibility."""
         connection = self._connection
         session = connection.session
         assert session is not None
         qos = message.qos
         if qos == 2 or self._pending_acks:
-            self._check_receive_maximum(session)
+            self.check_receive_maximum(session)
         has_room = True
         if qos == 2:
             has_room = session.pays_for_ids(len(session.inbound_qos2) + 1)
@@ -643,7 +643,7 @@ class Inbound(PublishAcks):
         except QueueError as refused:
             error = refused.bare()
         if qos == 2:
-            _settle_inbound(session, 2, packet_id, error)
+            settle_inbound(session, 2, packet_id, error)
         data = handlers.acknowledgement(connection, qos, packet_id, error, matched=matched)
         if data is None:
             connection.close_now(now)
@@ -678,7 +678,7 @@ class Inbound(PublishAcks):
                 told.append((kind.value, stored_id))
 
         def confirmed(error: QueueError | None) -> None:
-            _settle_inbound(session, qos, packet_id, error)
+            settle_inbound(session, qos, packet_id, error)
             if session.connection is not connection:
                 return
             slot.data = handlers.acknowledgement(connection, qos, packet_id, error, matched=True, told=tuple(told))
@@ -710,7 +710,7 @@ class Inbound(PublishAcks):
         transaction_requests.request(self._broker, message, may_publish, session, now, answered)
 
 
-def _settle_inbound(session: Session, qos: int, packet_id: int, error: QueueError | None) -> None:
+def settle_inbound(session: Session, qos: int, packet_id: int, error: QueueError | None) -> None:
     """The broker has, or refused, a QoS 2 message: its id may be acknowledged, or is free again."""
     if qos == 2:
         if error is None:

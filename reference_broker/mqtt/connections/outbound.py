@@ -169,7 +169,7 @@ class Outbound:
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
         state = _FINISHED_BY.get(kind)
         if state is None:
-            self._on_pubrec(packet_id)
+            self.on_pubrec(packet_id)
         else:
             self._finish(packet_id, state, kind, now)
 
@@ -182,7 +182,7 @@ class Outbound:
         session = self._connection.active_session
         outgoing = session.in_flight.get(packet_id)
         if outgoing is None:
-            self._check_packet_id(packet_id)
+            self.check_packet_id(packet_id)
             return
         if outgoing.state is not state:
             raise self._unexpected(kind, outgoing.state)
@@ -195,11 +195,11 @@ class Outbound:
             elif session.auto_consumers:
                 self._broker.received(session, delivery, now)
 
-    def _on_pubrec(self, packet_id: int) -> None:
+    def on_pubrec(self, packet_id: int) -> None:
         session = self._connection.active_session
         outgoing = session.in_flight.get(packet_id)
         if outgoing is None:
-            self._check_packet_id(packet_id)
+            self.check_packet_id(packet_id)
             reason = Reason.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else Reason.SUCCESS
             packet = Acknowledgement(type=PacketType.PUBREL, packet_id=packet_id, reason=reason)
             self._connection.send_packet(packet)
@@ -223,7 +223,7 @@ class Outbound:
             statement = "MQTT-4.3.3-4" if five else "MQTT-4.3.3-1"
         return ProtocolError(f"{kind.name} for a delivery in state {state.name}", statement)
 
-    def _check_packet_id(self, packet_id: int) -> None:
+    def check_packet_id(self, packet_id: int) -> None:
         if packet_id == 0:
             statement = "MQTT-2.2.1-3" if self._connection.version == V5 else "MQTT-2.3.1-1"
             raise ProtocolError("packet identifier 0 is not allowed", statement)

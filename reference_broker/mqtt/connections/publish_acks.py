@@ -62,7 +62,7 @@ class PublishAcks:
         broken = rule_id(self._connection.version, "MQTT-2.3.1-1", "MQTT-2.2.1-3")
         return ProtocolError("packet identifier 0 is not allowed", broken)
 
-    def _is_repeated(self, packet_id: int) -> bool:
+    def is_repeated(self, packet_id: int) -> bool:
         """A QoS 2 PUBLISH received before is acknowledged, not published again (5.0 4.3.3-10, 3.1.1 4.3.3-2)."""
         known = self._connection.active_session.inbound_qos2.get(packet_id)
         self._left_over.discard(packet_id)
@@ -75,7 +75,7 @@ class PublishAcks:
         # Should one of those left over have been refused since, after all, the quota is larger by it.
         return len(session.inbound_qos2) - len(self._left_over) + self._pending_qos1
 
-    def _check_receive_maximum(self, session: Session) -> None:
+    def check_receive_maximum(self, session: Session) -> None:
         if self._connection.version != V5:
             return
         limit = self._config.receive_maximum

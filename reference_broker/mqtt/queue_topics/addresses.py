@@ -118,14 +118,14 @@ def parse_topic(topic: str, exists: Callable[[str], bool]) -> QueueTopic:
         raise _bad(f"{topic[:80]!r}: {', '.join(_VERB_LEVELS)} are only allowed as the last level")
     if not levels:
         raise _bad(f"{topic[:80]!r} names no queue before the settlement verb")
-    used = _queue_levels(levels, exists)
+    used = queue_levels(levels, exists)
     name = "/".join(levels[:used])
     queue = dead_letter_name(name) if dead_letters else name
     check_queue_name(queue)
     return QueueTopic(address=QueueAddress(queue=queue, routing_key="/".join(levels[used:])), verb=verb)
 
 
-def _queue_levels(levels: list[str], exists: Callable[[str], bool]) -> int:
+def queue_levels(levels: list[str], exists: Callable[[str], bool]) -> int:
     for used in range(len(levels), 1, -1):
         if exists("/".join(levels[:used])):
             return used

@@ -158,7 +158,7 @@ class MqttBroker(Broker):
         if session is not None and session.connection is not None:
             old = session.connection
             old.close_for_takeover(now)
-            self._detach(session, now, publish_will=True)
+            self.detach(session, now, publish_will=True)
         elif session is not None:
             self._end_what_is_due(session, now)
         session = self.sessions.get(request.client_id)
@@ -255,9 +255,9 @@ class MqttBroker(Broker):
     def disconnect(self, session: Session, connection: SessionConnection, now: float, *, publish_will: bool) -> None:
         """The session's connection ended. Late news from a connection that was taken over is ignored."""
         if session.connection is connection:
-            self._detach(session, now, publish_will=publish_will)
+            self.detach(session, now, publish_will=publish_will)
 
-    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         session.connection = None
         session.disconnected_at = now
         self.traffic.client_disconnected()
@@ -275,7 +275,7 @@ class MqttBroker(Broker):
             self.end_session(session, now)
             return
         if session.will is not None and session.will.delay_s <= 0:
-            self._send_will(session, now)
+            self.send_will(session, now)
         self.await_return(session)
         self._write_down(session)
 
@@ -284,7 +284,7 @@ class MqttBroker(Broker):
         will = session.will
         if will is not None and will.delay_s < session.expiry_s:
             session.will_timer = self.timers.schedule(
-                session.disconnected_at + will.delay_s, lambda later: self._send_will(session, later)
+                session.disconnected_at + will.delay_s, lambda later: self.send_will(session, later)
             )
         if session.expiry_s != inf:
             session.expiry_timer = self.timers.schedule(
@@ -295,11 +295,11 @@ class MqttBroker(Broker):
         """Its client is back before a turn came to the timers of a session, as in the first turn of a broker."""
         if session.will_timer is not None and session.will_timer.deadline <= now:
             session.will_timer.cancel()
-            self._send_will(session, now)
+            self.send_will(session, now)
         if session.expiry_timer is not None and session.expiry_timer.deadline <= now:
             self.end_session(session, now)
 
-    def _send_will(self, session: Session, now: float) -> None:
+    def send_will(self, session: Session, now: float) -> None:
         will, session.will, session.will_timer = session.will, None, None
         if will is not None:
             if session.kept is not None:
@@ -346,7 +346,7 @@ class MqttBroker(Broker):
             session.empty()
         if moving:
             self.pass_on(moving, now)
-        self._send_will(session, now)
+        self.send_will(session, now)
 
     def _take_out(self, most_work: int) -> None:
         """Take subscriptions of sessions that ended out of the tree, unless this turn has done as much already."""

@@ -95,7 +95,7 @@ class QueueAdmin:
         if reaches_admin(subscription.topic_filter):
             self._subscriptions += 1
             if self._timer is None:
-                self._timer = self._state.timers.schedule(now, self._publish_figures)
+                self._timer = self._state.timers.schedule(now, self.publish_figures)
 
     def unsubscribed(self, subscription: Subscription) -> None:
         """The opposite; the last one ends it."""
@@ -105,9 +105,9 @@ class QueueAdmin:
                 self._timer.cancel()
                 self._timer = None
 
-    def _publish_figures(self, now: float) -> None:
+    def publish_figures(self, now: float) -> None:
         state = self._state
-        self._timer = state.timers.schedule(now + self._config.stats_interval_s, self._publish_figures)
+        self._timer = state.timers.schedule(now + self._config.stats_interval_s, self.publish_figures)
         for queue in state.engine.queues():
             topic = topic_of_stats(queue)
             route = state.tree.route(topic)

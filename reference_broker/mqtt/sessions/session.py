@@ -470,7 +470,7 @@ class Session:
         short = len(self.queued) <= self.max_queued // 2 and self.queued_bytes <= self.max_queued_bytes // 2
         return len(self.in_flight) < self.window and short
 
-    def _allocate_packet_id(self) -> int:
+    def allocate_packet_id(self) -> int:
         packet_id = self._next_packet_id
         while packet_id in self.in_flight:
             packet_id = packet_id % MAX_PACKET_ID + 1
@@ -550,7 +550,7 @@ class Session:
     def hand_over(self, connection: SessionConnection, delivery: Delivery) -> bool:
         """Send a queue delivery at QoS 1 by the short way; there is room for it. False: nothing was done, it must go
         by :meth:`deliver`."""
-        packet_id = self._allocate_packet_id()
+        packet_id = self.allocate_packet_id()
         sent = connection.send_delivery(packet_id, delivery)
         if sent:
             self.hold(packet_id, Outgoing(delivery.message, 1, False, (), delivery))
@@ -619,10 +619,10 @@ class Session:
         self._budget.used -= session_bytes(self.client_id)
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
-        # As _allocate_packet_id() and hold() do, without the calls where they are not needed.
+        # As allocate_packet_id() and hold() do, without the calls where they are not needed.
         packet_id = self._next_packet_id
         if packet_id in self.in_flight:
-            packet_id = self._allocate_packet_id()
+            packet_id = self.allocate_packet_id()
         else:
             self._next_packet_id = packet_id % MAX_PACKET_ID + 1
         self.in_flight[packet_id] = outgoing

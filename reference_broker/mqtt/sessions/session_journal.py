@@ -175,7 +175,7 @@ class KeptSession:
     def collect(self, fresh: list[_Fresh], changes: list[Change]) -> None:
         """Add what changed, but for new entries, which ``fresh`` gets."""
         for packet_id in self.in_flight.changed:
-            self._collect_in_flight(packet_id, fresh, changes)
+            self.collect_in_flight(packet_id, fresh, changes)
         self.in_flight.changed.clear()
         for outgoing in self._waiting:
             entry = outgoing.entry = self._new_entry(outgoing, 0)
@@ -185,7 +185,7 @@ class KeptSession:
             self._delete(entry, changes)
         self._gone.clear()
 
-    def _collect_in_flight(self, packet_id: int, fresh: list[_Fresh], changes: list[Change]) -> None:
+    def collect_in_flight(self, packet_id: int, fresh: list[_Fresh], changes: list[Change]) -> None:
         value = self.in_flight.get(packet_id)
         if value is not None and value.delivery is not None:
             value = None
@@ -261,11 +261,11 @@ class KeptSession:
         ``numbered`` gets the subscriptions that retained messages are due to, with the last of those.
         """
         for topic_filter in self.subscriptions.changed:
-            self._collect_subscription(topic_filter, changes, numbered)
+            self.collect_subscription(topic_filter, changes, numbered)
         self.subscriptions.changed.clear()
         if self._head_changed:
             self._head_changed = False
-            changes.append((self._head_key, encode(_stored_session(self.session))))
+            changes.append((self._head_key, encode(stored_session(self.session))))
         for packet_id in self.inbound.changed:
             # Not yet safe, hence not yet acknowledged: then the client sends it again.
             is_safe = self.inbound.get(packet_id, False)
@@ -277,7 +277,7 @@ class KeptSession:
                 changes.append((self._inbound_key(packet_id), None))
         self.inbound.changed.clear()
 
-    def _collect_subscription(self, topic_filter: str, changes: list[Change], numbered: list[_Numbered]) -> None:
+    def collect_subscription(self, topic_filter: str, changes: list[Change], numbered: list[_Numbered]) -> None:
         key = SUBSCRIPTION + self._name_prefix + topic_filter.encode()
         subscription = self.subscriptions.get(topic_filter)
         self._retained_due.discard(topic_filter)
@@ -456,7 +456,7 @@ def _shared_key(number: int) -> bytes:
     return SHARED_MESSAGE + number.to_bytes(_NUMBER_BYTES, "big")
 
 
-def _stored_session(session: Session) -> StoredSession:
+def stored_session(session: Session) -> StoredSession:
     will = session.will
     return StoredSession(
         username=session.username,

@@ -53,7 +53,7 @@ def request(
     def answer(error: QueueError | None, found: Mapping[str, object]) -> None:
         if response_topic is not None:
             told = found if error is None else {"error": error.code.value, "text": error.text}
-            _respond(state, message, response_topic, told)
+            respond(state, message, response_topic, told)
         texts = tuple((name, value) for name, value in found.items() if isinstance(value, str))
         on_answer(error, texts if error is None else ())
 
@@ -66,7 +66,7 @@ def request(
             _check_reach(state.tenants, properties)
         if rule is not None and rule.named_queue is not None:
             properties = tuple(
-                (name, _queue_of(state, session, value, may_publish) if name == QUEUE else value)
+                (name, queue_of(state, session, value, may_publish) if name == QUEUE else value)
                 for name, value in properties
             )
         owner = None if tenant is None and session.may_administer else owner_of(session)
@@ -92,7 +92,7 @@ def _of_tenant(state: MqttBroker, tenant: Tenant, message: Message) -> tuple[tup
     return tuple(found)
 
 
-def _queue_of(state: MqttBroker, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
+def queue_of(state: MqttBroker, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
     """The engine's name of a queue that a request names and the client may publish to. Raises :class:`QueueError`."""
     topic = topic_of(name, "")
     # As for a publish, so that a request leads to no queue that a publish would not lead to.
@@ -113,7 +113,7 @@ def _check_reach(tenants: Tenants, properties: tuple[tuple[str, str], ...]) -> N
         raise QueueError(QueueErrorCode.NOT_ALLOWED, "the transactional id belongs to a tenant")
 
 
-def _respond(state: MqttBroker, message: Message, topic: str, told: Mapping[str, object]) -> None:
+def respond(state: MqttBroker, message: Message, topic: str, told: Mapping[str, object]) -> None:
     response = Message(
         topic=topic,
         payload=msgspec.json.encode(told),

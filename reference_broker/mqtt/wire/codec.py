@@ -74,7 +74,7 @@ def check_reason(kind: PacketType, reason: int) -> None:
         raise ProtocolError(f"{kind.name} may not carry reason code 0x{reason:02x}", statement)
 
 
-def _read_packet_id(reader: Reader, version: int) -> int:
+def read_packet_id(reader: Reader, version: int) -> int:
     packet_id = reader.two_bytes()
     if packet_id == 0:
         statement = "MQTT-2.2.1-3" if version == V5 else "MQTT-2.3.1-1"
@@ -93,11 +93,11 @@ def _decode_connect(header: int, reader: Reader, _version: int) -> p.Connect:
         )
     reader.version = version
     flags = reader.byte()
-    _check_connect_flags(flags, version)
+    check_connect_flags(flags, version)
     keep_alive_s = reader.two_bytes()
     properties = read_properties(reader, PacketType.CONNECT) if version == V5 else NO_PROPERTIES
     client_id = reader.string()
-    will = _read_will(reader, flags, version) if flags & 0x04 else None
+    will = read_will(reader, flags, version) if flags & 0x04 else None
     username = reader.string() if flags & 0x80 else None
     password = reader.binary() if flags & 0x40 else None
     return p.Connect(
@@ -112,7 +112,7 @@ def _decode_connect(header: int, reader: Reader, _version: int) -> p.Connect:
     )
 
 
-def _check_connect_flags(flags: int, version: int) -> None:
+def check_connect_flags(flags: int, version: int) -> None:
     five = version == V5
     if flags & 0x01:
         raise MalformedPacketError("the reserved connect flag must be 0", "MQTT-3.1.2-3")
@@ -132,7 +132,7 @@ def _check_connect_flags(flags: int, version: int) -> None:
         raise MalformedPacketError("a password needs a user name in MQTT 3.1.1", "MQTT-3.1.2-22")
 
 
-def _read_will(reader: Reader, flags: int, version: int) -> p.WillFields:
+def read_will(reader: Reader, flags: int, version: int) -> p.WillFields:
     properties = read_properties(reader, WILL) if version == V5 else NO_PROPERTIES
     topic = reader.string()
     payload = reader.binary()
@@ -159,7 +159,7 @@ def _decode_publish(header: int, reader: Reader, version: int) -> p.Publish:
     if header & 0x08 and not qos:
         raise MalformedPacketError("DUP must be 0 at QoS 0", "MQTT-3.3.1-2")
     topic = reader.string()
-    packet_id = _read_packet_id(reader, version) if qos else 0
+    packet_id = read_packet_id(reader, version) if qos else 0
     properties = read_properties(reader, PacketType.PUBLISH) if version == V5 else NO_PROPERTIES
     return p.Publish(
         topic=topic,
@@ -174,7 +174,7 @@ def _decode_publish(header: int, reader: Reader, version: int) -> p.Publish:
 
 def _decode_acknowledgement(header: int, reader: Reader, version: int) -> p.Acknowledgement:
     kind = PacketType(header >> 4)
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     reason = 0
     properties = NO_PROPERTIES
     if version == V5 and reader.remaining:
@@ -186,7 +186,7 @@ def _decode_acknowledgement(header: int, reader: Reader, version: int) -> p.Ackn
 
 
 def _decode_subscribe(header: int, reader: Reader, version: int) -> p.Subscribe:
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     properties = read_properties(reader, PacketType.SUBSCRIBE) if version == V5 else NO_PROPERTIES
     requests = tuple(_read_requests(reader, version))
     if not requests:
@@ -198,10 +198,10 @@ def _decode_subscribe(header: int, reader: Reader, version: int) -> p.Subscribe:
 def _read_requests(reader: Reader, version: int) -> Iterator[p.SubscriptionRequest]:
     while reader.remaining:
         topic_filter = reader.string()
-        yield _subscription_request(topic_filter, reader.byte(), version)
+        yield subscription_request(topic_filter, reader.byte(), version)
 
 
-def _subscription_request(topic_filter: str, options: int, version: int) -> p.SubscriptionRequest:
+def subscription_request(topic_filter: str, options: int, version: int) -> p.SubscriptionRequest:
     qos = options & 0x03
     if version == V5:
         if options & 0xC0:
@@ -222,13 +222,13 @@ def _subscription_request(topic_filter: str, options: int, version: int) -> p.Su
 
 
 def _decode_suback(header: int, reader: Reader, version: int) -> p.Suback:
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     properties = read_properties(reader, PacketType.SUBACK) if version == V5 else NO_PROPERTIES
     return p.Suback(packet_id=packet_id, reasons=tuple(reader.rest()), properties=properties)
 
 
 def _decode_unsubscribe(header: int, reader: Reader, version: int) -> p.Unsubscribe:
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     properties = read_properties(reader, PacketType.UNSUBSCRIBE) if version == V5 else NO_PROPERTIES
     filters = tuple(_read_filters(reader))
     if not filters:
@@ -249,7 +249,7 @@ def decode_filters(
     What SUBSCRIBE asks for beyond ``most`` filters is checked and counted, but not kept. Raises as
     :func:`decode_packet`.
     """
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     properties = read_properties(reader, kind) if version == V5 else NO_PROPERTIES
     if kind is PacketType.UNSUBSCRIBE:
         filters: list[str] = []
@@ -270,7 +270,7 @@ def decode_filters(
 
 
 def _decode_unsuback(header: int, reader: Reader, version: int) -> p.Unsuback:
-    packet_id = _read_packet_id(reader, version)
+    packet_id = read_packet_id(reader, version)
     if version != V5:
         return p.Unsuback(packet_id=packet_id)
     properties = read_properties(reader, PacketType.UNSUBACK)

@@ -266,9 +266,9 @@ class Dispatcher:
                     return False
             if consumer.blocked or not consumer.active:
                 return False
-        return self._deliver_new(place, consumer, limit, now)
+        return self.deliver_new(place, consumer, limit, now)
 
-    def _deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+    def deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
         room = self._group.room_for_new
         if room < limit:
             if room <= 0:

@@ -91,7 +91,7 @@ def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consum
     return list(found)
 
 
-def _held_range(group: ConsumerGroup, partition: int, first: int, end: int, consumer_id: str) -> list[PendingEntry]:
+def held_range(group: ConsumerGroup, partition: int, first: int, end: int, consumer_id: str) -> list[PendingEntry]:
     """What :func:`find_entry` finds at offsets in a row, up to the first that it must judge."""
     found: list[PendingEntry] = []
     if partition >= len(group.places) or group.failure is not None or group.agenda.now < group.stalled_until:
@@ -197,7 +197,7 @@ def settle_request(
             first_group.agenda.cost += (end - first) >> 3
         pending = _pending_of(alone, partition) if groups else {}
         if alone is not None and consumer_id is not None and end - first > 1:
-            entries = _held_range(alone, partition, first, end, consumer_id)
+            entries = held_range(alone, partition, first, end, consumer_id)
             held = len(entries)
             found.update(dict.fromkeys(entries, alone))
         for offset in range(first + held, end):

@@ -178,7 +178,7 @@ class ConsumerGroup(GroupState):
             raise QueueError(QueueErrorCode.LIMIT, text)
         previous = self.consumers.get(consumer_id)
         if previous is not None:
-            self._detach(previous, now)
+            self.detach(previous, now)
         consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver, options, notify)
         consumer.limit = min(options.prefetch or self.config.max_in_flight, self.config.max_in_flight)
         self.consumers[consumer_id] = consumer
@@ -188,10 +188,10 @@ class ConsumerGroup(GroupState):
     def leave(self, consumer: Consumer, now: float) -> None:
         """Remove a consumer; what it held is ready at once. One that left or was replaced is ignored."""
         if consumer.active:
-            self._detach(consumer, now)
+            self.detach(consumer, now)
             self.rebalance.request()
 
-    def _detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float) -> None:
         consumer.end()
         self.membership.left(consumer)
         del self.consumers[consumer.consumer_id]

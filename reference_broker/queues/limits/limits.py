@@ -96,18 +96,18 @@ class QueueLimits(TimeToLive):
             self._pass_expired(now)
             agenda.cost += agenda.work
             agenda.work = earlier
-        if self._contents.staying >= limit and not self._drop_oldest(now, None):
+        if self._contents.staying >= limit and not self.drop_oldest(now, None):
             raise self._refuse(f"the queue {self._contents.name!r} holds {limit} messages, which is its limit")
         for _ in range(_MORE_DROPS):
             # The limit was higher once, or a loss of power brought some back.
-            if self._contents.staying < limit or not self._drop_oldest(now, None):
+            if self._contents.staying < limit or not self.drop_oldest(now, None):
                 break
 
     def make_byte_room(self, size: int, now: float) -> None:
         """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._contents.config.max_bytes
         while limit and self.held_bytes + size > limit:
-            if size > limit or not self._drop_oldest(now, size):
+            if size > limit or not self.drop_oldest(now, size):
                 name = self._contents.name
                 text = f"the queue {name!r} holds {self.held_bytes} of {limit} bytes, too many for {size} more"
                 raise self._refuse(text)
@@ -116,7 +116,7 @@ class QueueLimits(TimeToLive):
         self._contents.refused += 1
         return QueueError(QueueErrorCode.FULL, text)
 
-    def _drop_oldest(self, now: float, size: int | None) -> bool:
+    def drop_oldest(self, now: float, size: int | None) -> bool:
         """Give up the oldest message that nobody was given, in every group that is over a limit; False = none can go.
 
         ``size``: bytes of the message to come, which may have none; None when it is the depth that counts.
@@ -168,7 +168,7 @@ class QueueLimits(TimeToLive):
         """The place whose next message is the oldest that nobody of the group was given."""
         oldest: tuple[float, GroupPartition] | None = None
         for place in group.every_place:
-            stored = self._first(place, _settled_end(place.partition))
+            stored = self._first(place, settled_end(place.partition))
             if stored is not None and (oldest is None or stored.enqueued_at < oldest[0]):
                 oldest = (stored.enqueued_at, place)
         return oldest[1] if oldest is not None else None
@@ -178,7 +178,7 @@ class QueueLimits(TimeToLive):
         found = [
             (stored.enqueued_at, partition.index, offset, stored)
             for partition in self._contents.partitions
-            for offset, stored in [self._load(partition, partition.head, _settled_end(partition)) or (-1, None)]
+            for offset, stored in [self._load(partition, partition.head, settled_end(partition)) or (-1, None)]
             if stored is not None
         ]
         if not found:
@@ -228,7 +228,7 @@ class QueueLimits(TimeToLive):
         contents = self._contents
         if contents.groups:
             self._to_trim = len(contents.partitions)
-            self._trim_some()
+            self.trim_some()
 
     def free_settled(self, now: float) -> None:
         """Somebody is refused for want of room: free also what was written last, where nobody needs any of it. A
@@ -244,7 +244,7 @@ class QueueLimits(TimeToLive):
         if partition.log.needs_sync and not self._volatile:
             self._agenda.unsynced[partition] = None
 
-    def _trim_some(self) -> None:
+    def trim_some(self) -> None:
         """Of very many places some; the others have their turn at once after others have had theirs."""
         contents = self._contents
         is_freeing = self._agenda.now <= self._frees_until
@@ -271,7 +271,7 @@ class QueueLimits(TimeToLive):
             self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else NEVER
             self._free_delays()
         if self._to_trim:
-            self._trim_some()
+            self.trim_some()
         super().pass_time(now)
         if self._free_at != NEVER:
             self.arm(self._free_at)
@@ -323,7 +323,7 @@ def _retention_policy(config: QueueConfig) -> RetentionPolicy:
     )
 
 
-def _settled_end(partition: QueuePartition) -> int:
+def settled_end(partition: QueuePartition) -> int:
     """Where what may be dropped ends: messages of an open transaction, and those behind it, stay till it is decided."""
     end = partition.log.next_offset
     return end if partition.produced is None else partition.produced.stable_end(end)

@@ -149,7 +149,7 @@ class TimeToLive:
                 continue
             if was_gone:
                 continue
-            if self._to_dead_letters:
+            if self.to_dead_letters:
                 letters.append(group.group_id)
                 group.counts.dead_lettered += 1
             else:
@@ -184,12 +184,12 @@ class TimeToLive:
         return NEVER
 
     @property
-    def _to_dead_letters(self) -> bool:
+    def to_dead_letters(self) -> bool:
         return self._contents.config.expired_to_dead_letters and self._contents.config.dead_letters
 
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for its next delivery has expired."""
-        if self._to_dead_letters:
+        if self.to_dead_letters:
             group.dead_letter(entry, TTL_EXPIRED, now, None)
             return
         group.counts.expired += 1
@@ -204,7 +204,7 @@ class TimeToLive:
         elif hidden:
             # A record of another broker's transaction, which nobody counted out.
             self._pass(group, place, place.cursor + 1)
-        elif self._to_dead_letters:
+        elif self.to_dead_letters:
             self.dead_letter_next(group, place, TTL_EXPIRED, now)
             return
         else:
@@ -237,7 +237,7 @@ class TimeToLive:
         """A message of a queue without groups has expired."""
         if stored is HIDDEN:
             return
-        if self._to_dead_letters:
+        if self.to_dead_letters:
             self._letters.move(partition, offset, stored, TTL_EXPIRED, now)
         else:
             self.trace_discarded(None, partition, offset, "expired")

@@ -154,7 +154,7 @@ class Replay:
                 self._ranges = []
             elif error is None:
                 for group, entry in held:
-                    _sent_back(group, entry)
+                    sent_back(group, entry)
             else:
                 give_back(held, self._agenda.now)
             if self._ranges:
@@ -232,7 +232,7 @@ def give_back(held: _Held, now: float) -> None:
             group.wait_again(entry, now)
 
 
-def _sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
+def sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
     if entry.state is EntryState.DEAD_LETTERING:
         group.counts.replayed += 1
         group.remove(entry, None)
@@ -263,7 +263,7 @@ class DeadLetterOperations:
         letter that is too far behind; BAD_ADDRESS.
         """
         self._agenda.now = now
-        source = self._letters_of(queue)
+        source = self.letters_of(queue)
         running = self._running.get(source.name)
         if running is not None and not running.is_over:
             raise QueueError(QueueErrorCode.LIMIT, f"a replay of {source.name!r} is running; wait for its end")
@@ -327,7 +327,7 @@ class DeadLetterOperations:
             alerts_dropped=self._alerts.dropped,
         )
 
-    def _letters_of(self, queue: str) -> DurableQueue:
+    def letters_of(self, queue: str) -> DurableQueue:
         name = queue if is_dead_letter(queue) else DEAD_LETTER_PREFIX + queue
         found = self._queues.get(name)
         if found is None:

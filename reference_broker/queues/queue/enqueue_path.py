@@ -108,7 +108,7 @@ class EnqueuePath:
             if self._agenda.produce is not None and options.is_produced:
                 self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
                 return
-            if self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
+            if self.is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
                 return
         partition = self._add(routing_key, message, size, now, on_confirmed, options)
         if on_stored is not None:
@@ -250,7 +250,7 @@ class EnqueuePath:
 
         partition.tell_place(told)
 
-    def _is_kept(
+    def is_kept(
         self,
         routing_key: str,
         message: Message,

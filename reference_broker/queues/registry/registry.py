@@ -219,7 +219,7 @@ class QueueRegistry:
             now=now,
         )
         self.queues[config.name] = queue
-        queue.admit_group = self._check_group_room
+        queue.admit_group = self.check_group_room
         for partition in queue.partitions:
             self._agenda.owners[partition] = queue
         self._trace_recovery(queue)
@@ -297,7 +297,7 @@ class QueueRegistry:
             text = f"there are {count} partitions, and {more} more are over the limit (queues.max_partitions)"
             raise QueueError(QueueErrorCode.LIMIT, text)
 
-    def _check_group_room(self) -> None:
+    def check_group_room(self) -> None:
         count = sum(len(queue.groups) for queue in self.queues.values())
         if count >= self._config.max_groups:
             text = f"there are {count} consumer groups, which is the limit (queues.max_groups)"

@@ -65,7 +65,7 @@ class CommitPhases:
         """Found when the broker started: tell the parts how it ended."""
         committed = transaction.state is TransactionState.COMMITTED
         for partition, queue in transaction.partitions.items():
-            self._close_in(transaction, partition, queue, Outcome.COMMITTED if committed else Outcome.ABORTED)
+            self.close_in(transaction, partition, queue, Outcome.COMMITTED if committed else Outcome.ABORTED)
         for entry, group in transaction.held.items():
             group.remove(entry, None)
         if committed:
@@ -191,7 +191,7 @@ class CommitPhases:
             producer=transaction.producer, outcome=outcome, reason=transaction.reason
         )
         for partition, queue in transaction.partitions.items():
-            self._close_in(transaction, partition, queue, outcome)
+            self.close_in(transaction, partition, queue, outcome)
         for entry, group in transaction.held.items():
             if entry.state is not EntryState.COMMITTING:
                 continue
@@ -215,7 +215,7 @@ class CommitPhases:
         for call in afterwards:
             call()
 
-    def _close_in(
+    def close_in(
         self, transaction: Transaction, partition: QueuePartition, queue: DurableQueue, outcome: Outcome
     ) -> None:
         """Let the transaction's messages in a partition be delivered, or hide them, and write down which."""

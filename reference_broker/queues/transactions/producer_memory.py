@@ -25,7 +25,7 @@ class ProducerMemory:
         self.found: Coordinator | None = None
         """None as long as nobody ever used it."""
         self._failure: QueueError | None = None
-        self._queue_of: dict[QueuePartition, DurableQueue] = {}
+        self.queue_of: dict[QueuePartition, DurableQueue] = {}
         """Of the partitions with producers that are on disk."""
         self._snapshots: dict[QueuePartition, tuple[DurableQueue, int, bytes]] = {}
         """Taken, and to be written once the partition's log is durable up to an offset."""
@@ -74,7 +74,7 @@ class ProducerMemory:
         """A partition has producers: confirms wait until that is durable."""
         produced = partition.produced
         if produced is not None:
-            self._queue_of[partition] = queue
+            self.queue_of[partition] = queue
             produced.unregistered = []
             self.coordinator.when_durable(partial(_registered, produced))
 
@@ -83,7 +83,7 @@ class ProducerMemory:
         for partition in queue.partitions:
             self._agenda.written_produced.pop(partition, None)
             self._snapshots.pop(partition, None)
-            if self._queue_of.pop(partition, None) is not None:
+            if self.queue_of.pop(partition, None) is not None:
                 self.forget_partition(queue.name, partition.index)
 
     def forget_partition(self, queue: str, partition: int) -> None:
@@ -106,7 +106,7 @@ class ProducerMemory:
         written, self._agenda.written_produced = self._agenda.written_produced, {}
         for partition in written:
             produced = partition.produced
-            queue = self._queue_of.get(partition)
+            queue = self.queue_of.get(partition)
             if produced is None or queue is None or partition.unwritten:
                 continue
             end = partition.log.next_offset
@@ -136,7 +136,7 @@ class ProducerMemory:
 
     def close(self) -> None:
         """All logs are synced: leave snapshots of everything. Blocking."""
-        for partition, queue in self._queue_of.items():
+        for partition, queue in self.queue_of.items():
             log, produced = partition.log, partition.produced
             if (
                 produced is not None

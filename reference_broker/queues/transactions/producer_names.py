@@ -130,7 +130,7 @@ class ProducerNames:
         if name is not None:
             _check_owner(self.memory.coordinator.producers[name], owner, f"producer {producer_id}")
         elif producer_id.isdecimal() and len(producer_id) <= _MAX_DIGITS:
-            _check_tag(int(producer_id) >> _NUMBER_BITS, owner, f"producer {producer_id}")
+            check_tag(int(producer_id) >> _NUMBER_BITS, owner, f"producer {producer_id}")
 
     def _check_producer(self, producer_id: int, epoch: int) -> Coordinator:
         """Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED)."""
@@ -174,7 +174,7 @@ def _tag_of(owner: str) -> int:
     return digest % _LARGEST_TAG + 1
 
 
-def _check_tag(tag: int, owner: str, what: str) -> None:
+def check_tag(tag: int, owner: str, what: str) -> None:
     if tag not in (0, _tag_of(owner)):
         raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{what} belongs to another user")
 

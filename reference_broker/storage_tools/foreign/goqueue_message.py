@@ -239,7 +239,7 @@ def decode_message(data: bytes, at: int = 0, *, layout: GoQueueLayout = GoQueueL
         raise GoQueueMessageError(GoQueueProblem.BAD_CHECKSUM, position=at)
     if head.priority >= len(_PRIORITIES):
         raise GoQueueMessageError(GoQueueProblem.BAD_PRIORITY, f"priority {head.priority}", position=at)
-    _check_flags(head.flags, has_headers=head.headers_bytes > 0, position=at)
+    check_flags(head.flags, has_headers=head.headers_bytes > 0, position=at)
     return GoQueueMessage(
         offset=head.offset,
         timestamp_ns=head.timestamp_ns,
@@ -251,7 +251,7 @@ def decode_message(data: bytes, at: int = 0, *, layout: GoQueueLayout = GoQueueL
     )
 
 
-def _check_flags(flags: int, *, has_headers: bool, position: int) -> None:
+def check_flags(flags: int, *, has_headers: bool, position: int) -> None:
     """Raises :class:`GoQueueMessageError` for flags that GoQueue never writes: the checksum does not cover them."""
     detail = ""
     if flags & ~_KNOWN_FLAGS:
@@ -338,7 +338,7 @@ def check_encodable(message: GoQueueMessage, layout: GoQueueLayout) -> None:
         raise GoQueueMessageError(problem, detail)
     has_headers = bool(message.headers)
     flags = int(message.flags) | (_HAS_HEADERS if has_headers else 0)
-    _check_flags(flags, has_headers=has_headers, position=0)
+    check_flags(flags, has_headers=has_headers, position=0)
 
 
 def detect_layout(data: bytes) -> GoQueueLayout | None:
