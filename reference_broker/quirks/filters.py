@@ -49,10 +49,12 @@ class _ResubscribeKeepsQos(MqttBroker):
     def subscribe(
         self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
     ) -> SubscribeOutcome:
-        known = session.subscriptions.get(topic_filter)
+        known, asked = session.subscriptions.get(topic_filter), subscription.qos
         if known is not None:
             subscription = msgspec.structs.replace(subscription, qos=known.qos)
-        return super().subscribe(session, topic_filter, subscription, group, now)
+        outcome = super().subscribe(session, topic_filter, subscription, group, now)
+        # To grant less than was asked for would be right.
+        return outcome if outcome.error is not None else msgspec.structs.replace(outcome, qos=asked)
 
 
 class _RetainAsPublishedKept(MqttBroker):
@@ -103,7 +105,7 @@ QUIRKS = (
     ),
     Quirk(
         name="resubscribe-keeps-qos",
-        what="Subscribing again to the same filter does not change its QoS.",
+        what="Subscribing again to the same filter does not change its QoS, whatever SUBACK says.",
         statements=("3.1.1 MQTT-3.8.4-3", "5.0 MQTT-3.8.4-3"),
         citation=_FINDINGS,
         fails=("mqtt311/subscribe/same-filter-replaces-the-subscription", "mqtt5/subscribe/same-filter-replaces"),
