@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from assay.conformance.explore import life as plan
-from assay.conformance.explore.topics import matches
+from assay.conformance.explore.life import TIMES_S
+from assay.conformance.explore.topics import matches, pattern
 from assay.conformance.targets import CapabilityValue
 
 CLIENTS = 4
@@ -64,8 +65,6 @@ SHARES = (
     "$share/g/assay/{t}/+",
     "$share/h/+/{t}/#",
 )
-TIMES_S = (100_000, 50)
-"""Expiry intervals and delays: :data:`ADVANCES_S` add up to nothing near them."""
 ADVANCES_S = (30, 90, 300_000)
 SMALL_PACKET_BYTES = 400
 """A client's Maximum Packet Size that most messages fit."""
@@ -77,7 +76,7 @@ _PICKS = tuple(map(str, range(8)))
 """A number stands for a topic or filter until the life has its few: lives of few topics are those in which things
 meet."""
 _RARELY = (False, False, False, True)
-_LEAVING = (plan.Leaving.RESET, plan.Leaving.DISCONNECT)
+_LEAVING = (plan.Leaving.RESET, plan.Leaving.RESET, plan.Leaving.DISCONNECT, plan.Leaving.OTHER_EXPIRY)
 _CUTS = (*(plan.Cut.NOT,) * 12, *tuple(plan.Cut)[1:])
 _LIKE = (-1, -1, *range(CLIENTS))
 _IDENTIFIERS = (0, 1, 2, 268_435_455)
@@ -135,6 +134,8 @@ class _Draw:
         self._chance, self._capabilities, self._bent = chance, capabilities, bent
         kinds = self._publish, self._subscribe, self._unsubscribe, self._leave, self._join, self._burst, self._withhold
         self._kinds: Sequence[Callable[[], plan.Step]] = kinds
+        self._loaded: tuple[int, ...] = ()
+        """Clients with something under way or waiting."""
 
     def _can(self, name: str, *, otherwise: bool = False) -> bool:
         return bool(self._capabilities.get(name, otherwise))
@@ -190,7 +191,7 @@ class _Draw:
     def _filter(self) -> plan.FilterPlan:
         qos, as_published = self._chance.randint(0, 2), self._pick((False, True))
         if self._pick(self._bent.ways) == "s" and self._can("shared", otherwise=True):
-            return plan.FilterPlan(filter=self._pick(SHARES), qos=qos, retain_as_published=as_published)
+            return plan.FilterPlan(filter=f"s{self._pick(_PICKS)}", qos=qos, retain_as_published=as_published)
         return plan.FilterPlan(
             filter=self._pick(_PICKS),
             qos=qos,
@@ -225,37 +226,39 @@ class _Draw:
 
     def load(self) -> Iterator[plan.Step]:
         """What leaves something under way in a session, or waiting for clients, for a turn to meet; or nothing."""
-        clients = dict.fromkeys((self._who(), self._who()))
-        match self._chance.randrange(5):
-            case 0 | 1:
-                for client in clients:
-                    what = self._pick((plan.Hold.FIRST, plan.Hold.PUBCOMP))
-                    yield plan.Withhold(client=client, what=what)
-            case 2 | 3:
-                for client in clients:
-                    yield plan.Leave(client=client, how=self._pick(_LEAVING))
-            case _:
-                return
+        clients = self._loaded = tuple(dict.fromkeys((self._who(), self._who())))
+        kind = self._chance.randrange(6)
+        withholds, leaves = kind in (0, 1, 4), kind in (2, 3, 4)
+        for client in clients if withholds else ():
+            yield plan.Withhold(client=client, what=self._pick((plan.Hold.FIRST, plan.Hold.PUBCOMP, plan.Hold.MIXED)))
+        for client in clients if leaves else ():
+            yield plan.Leave(client=client, how=self._pick(_LEAVING))
+        if not (withholds or leaves):
+            return
         others = [client for client in range(CLIENTS) if client not in clients]
         for one in self._publishes(1, 3):
             yield msgspec.structs.replace(one, client=others[one.client % len(others)])
+        for client in clients if withholds and leaves else ():
+            yield plan.Join(client=client)  # what waited is under way by now
 
     def turn(self, kind: str) -> Iterator[plan.Step]:
         """A client that goes and is back, or a restart, a move of the clock, or both."""
         restart, move = plan.Restart(), plan.Advance(seconds=self._pick(ADVANCES_S))
+        short = plan.Advance(seconds=ADVANCES_S[0])  # two of them are longer than the short intervals, one is not
         can = self._can("restart"), self._can("clock")
         if kind == "b" and any(can):
             ways: Mapping[tuple[bool, bool], Sequence[tuple[plan.Step, ...]]] = {
                 (True, True): (
                     *((restart,), (restart,), (move,), (restart, move), (move, restart)),
                     (restart, move, restart),
+                    (short, restart, short),
                 ),
                 (True, False): ((restart,),),
                 (False, True): ((move,),),
             }
             yield from self._pick(ways[can])
             return
-        client = self._who()
+        client = self._pick((self._who(), *self._loaded))
         if self._pick((True, False)):
             yield plan.Leave(client=client, how=self._pick(_LEAVING))
         yield plan.Join(client=client, like=self._pick(_LIKE))
@@ -284,15 +287,16 @@ class _Dresser:
             first = sum(map(len, topics))  # as good as any
             self.any = tuple(self.matching[(first + each) % len(self.matching)] for each in range(filters))
             self.matching = list(self.any)
+        self.shares = [entry for entry in SHARES if any(matches(pattern(entry), topic) for topic in topics)] or SHARES
         self.subscribed: dict[int, list[str]] = {}
 
     def topic(self, number: str) -> str:
         return self.topics[int(number) % len(self.topics)]
 
     def filter(self, number: str) -> str:
-        """Mostly one that matches a topic of this life."""
-        if not number.isdigit():
-            return number
+        """Mostly one that matches a topic of this life; with an s before it, of a share."""
+        if number.startswith("s"):
+            return self.shares[int(number[1:]) % len(self.shares)]
         index = int(number)
         return self.matching[index % len(self.matching)] if index < 6 else self.any[index * 7 % len(self.any)]
 

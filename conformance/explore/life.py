@@ -19,6 +19,15 @@ REPLAY_SCHEMA: Literal["assay.explore/1"] = "assay.explore/1"
 MAX_STEPS = 200
 
 
+TIMES_S = (100_000, 50)
+"""Expiry intervals and delays that lives use: no sum of the moves of the clock is near them."""
+
+
+def other_expiry_s(expiry_s: float) -> int:
+    """Long for a short one, and short for a long one."""
+    return TIMES_S[expiry_s > TIMES_S[1]]
+
+
 def keep_alive_s(capabilities: Mapping[str, CapabilityValue]) -> int:
     """Of connections that are not about it: off where the clock is moved, and else on, since rumqttd refuses 0."""
     return 0 if capabilities.get("clock", False) else 600
@@ -32,6 +41,8 @@ class Leaving(Enum):
     """5.0: DISCONNECT 0x04; 3.1.1 has none, and the connection is reset."""
     END_SESSION = "disconnect, end the session"
     """5.0: Session Expiry Interval 0 in DISCONNECT."""
+    OTHER_EXPIRY = "disconnect, another expiry"
+    """5.0: a Session Expiry Interval in DISCONNECT that is not the one of CONNECT; only of a session that is kept."""
     RESET = "reset"
 
 
@@ -41,6 +52,7 @@ class Hold(Enum):
     NOTHING = "nothing"
     FIRST = "PUBACK and PUBREC"
     PUBCOMP = "PUBCOMP"
+    MIXED = "PUBCOMP, and all but the first of PUBACK and PUBREC"
 
 
 class Cut(Enum):

@@ -401,9 +401,12 @@ class Player:
         if how is plan.Leaving.RESET or (how is plan.Leaving.WITH_WILL and version < 5):
             self._reset(wire)
             return
-        ends = how is plan.Leaving.END_SESSION and version >= 5 and wire.link.kept_s > 0
         code = 0x04 if how is plan.Leaving.WITH_WILL else 0
-        properties = Properties(session_expiry_interval=0 if ends else None)
+        expiry_s: int | None = None
+        if version >= 5 and wire.link.kept_s > 0:
+            others = {plan.Leaving.END_SESSION: 0, plan.Leaving.OTHER_EXPIRY: plan.other_expiry_s(wire.link.kept_s)}
+            expiry_s = others.get(how)
+        properties = Properties(session_expiry_interval=expiry_s)
         self._send(wire, Disconnect(reason_code=code, properties=properties))
         deadline = time.monotonic() + _GOODBYE_S
         while wire.open and time.monotonic() < deadline:
@@ -730,7 +733,14 @@ class Player:
     def _acknowledge(self, wire: _Wire, answer: Packet) -> None:
         hold = self._holds.get(wire.link.client, plan.Hold.NOTHING)
         first = isinstance(answer, Puback | Pubrec)
-        if (hold is plan.Hold.FIRST and first) or (hold is plan.Hold.PUBCOMP and not first):
+        session = wire.link.session
+        begun = session is not None and any(flight.received for flight in session.flights.values())
+        withheld = {
+            plan.Hold.FIRST: first,
+            plan.Hold.PUBCOMP: not first,
+            plan.Hold.MIXED: not first or begun,
+        }
+        if withheld.get(hold, False):
             wire.held.append(answer)
         elif wire.open:
             self._send(wire, answer)

@@ -630,13 +630,13 @@ class Referee:
         if flight is not None:
             self._received_again(link, session, flight, packet, topic)
             return
-        maximum = link.connect.properties.receive_maximum or 65_535
+        maximum = link.receive_maximum
         under_way = sum(one.link is link for one in session.flights.values())
         if packet.qos and under_way >= maximum:
             text = f"{under_way} deliveries are unacknowledged, Receive Maximum is {maximum}: {describe(packet)}"
             raise self._violation(Rule.RECEIVE_MAXIMUM, link, text)
         if packet.qos:
-            session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link)
+            session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link, sent_on=link)
         if self.ours not in topic:
             return
         copy = Copy(client=session.client, version=session.version, packet=packet, came_at=now)
@@ -672,7 +672,11 @@ class Referee:
             if waiting[0] is not flight:
                 text = f"sent again before {describe(waiting[0].packet)}: {describe(packet)}"
                 raise ViolationError(Rule.ORDER, link.version, f"{link.name}: {text}", ("MQTT-4.6.0-1",))
-        flight.link = link
+        flight.link = flight.sent_on = link
+        sent, maximum = sum(one.sent_on is link for one in session.flights.values()), link.receive_maximum
+        if sent > maximum:
+            text = f"{sent} deliveries are unacknowledged, Receive Maximum is {maximum}: {describe(packet)}"
+            raise self._violation(Rule.RECEIVE_MAXIMUM, link, text)
 
     def _slot_for(self, link: Link, session: Session, copy: Copy, topic: str, now: float) -> Slot:
         """Where the copy fits. Raises :class:`ViolationError` with the reason why it fits nowhere."""

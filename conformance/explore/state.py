@@ -19,6 +19,8 @@ class Flight:
     topic: str
     link: Link
     """Where it was seen last."""
+    sent_on: Link | None = None
+    """Where its PUBLISH came last."""
     received: bool = False
     """QoS 2: the client has sent PUBREC."""
     released: bool = False
@@ -147,6 +149,10 @@ class Link:
     @property
     def version(self) -> int:
         return self.connect.version
+
+    @property
+    def receive_maximum(self) -> int:
+        return self.connect.properties.receive_maximum or 65_535
 
     @property
     def most_bytes(self) -> float:

@@ -15,7 +15,9 @@ fails, and against its near miss and demands that it passes::
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -45,6 +47,18 @@ class Patch:
     ) -> None:
         """Replace a function by what ``make(original)`` returns."""
         self.replace(owner, name, make(getattr(owner, name)))
+
+    def rewrite(self, owner: type | ModuleType, name: str, old: str, new: str) -> None:
+        """Put ``new`` in the place of a text that a function's source has once. Raises :class:`ValueError`."""
+        function = getattr(owner, name)
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(old) != 1:
+            message = f"{name} has {old!r} {source.count(old)} times in place of once"
+            raise ValueError(message)
+        made: dict[str, Any] = {}
+        text = f"from __future__ import annotations\n{source.replace(old, new)}"
+        exec(compile(text, __file__, "exec"), function.__globals__, made)  # noqa: S102
+        self.replace(owner, name, made[name])
 
     def item(self, table: dict[Any, Any], key: object, value: object) -> None:
         """Replace one entry of a table, such as a dispatch or transition table."""

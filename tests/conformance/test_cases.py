@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 
 from assay.conformance.case import ABSENT, CaseContext, case, load_cases
-from assay.conformance.mutants import UnknownMutantError, all_mutants, applied, find
+from assay.conformance.mutants import Patch, UnknownMutantError, all_mutants, applied, find
 from assay.conformance.registry import (
     STANDARDS,
     WEBSOCKET,
@@ -154,6 +155,11 @@ def test_every_mutant_applies_and_is_undone(name: str) -> None:
     assert mutant.what
     with applied(name):
         pass
+
+
+def test_a_slip_in_a_text_that_is_not_there_is_an_error() -> None:
+    with ExitStack() as stack, pytest.raises(ValueError, match="0 times in place of once"):
+        Patch(stack).rewrite(MqttBroker, "next_client_id", "what is not there", "")
 
 
 def test_an_unknown_mutant_is_refused() -> None:

@@ -727,3 +727,16 @@ def test_a_publish_beside_a_subscribe_may_come_by_either_subscription(scene: Sce
     scene.receive(1, "t/a", b"1", identifiers=(1,))
     scene.publish(0, "t/a", b"2", qos=1)
     scene.objects(Rule.IDENTIFIERS, 1, "t/a", b"2")
+
+
+def test_what_is_sent_again_keeps_to_the_receive_maximum_of_its_connection(scene: Scene) -> None:
+    """The model let any number pass, as long as it had come before."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/a", 1))
+    for number in (1, 2):
+        scene.publish(0, "t/a", b"%d" % number, qos=1)
+        scene.receive(2, "t/a", b"%d" % number, qos=1, packet_id=number, ack=False)
+    scene.lose(2)
+    scene.connect(2, clean=False, kept_s=float("inf"), present=True, receive_maximum=1)
+    scene.receive(2, "t/a", b"1", qos=1, packet_id=1, dup=True, ack=False)
+    scene.objects(Rule.RECEIVE_MAXIMUM, 2, "t/a", b"2", qos=1, packet_id=2, dup=True, ack=False)

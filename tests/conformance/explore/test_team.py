@@ -33,10 +33,9 @@ def test_a_team_plays_the_lives_of_the_seed_and_finds_what_is_wrong(tmp_path: Pa
     lives = [drawn(SEED, number, whole.capabilities) for number in range(LIVES)]
     assert (whole.lives, whole.steps) == (LIVES, sum(len(life.steps) for life in lives))
     assert max(told) == LIVES
-    assert found, "two of these lives show it"
+    assert "retain-flag" in {finding.replay.rule for finding in found if finding.counts}, "some of these lives show it"
     assert list(whole.findings) == found
     for finding in found:
-        assert finding.replay.rule == "retain-flag"
         assert finding.replay.life == lives[finding.number], "it is told which life it was"
 
 
