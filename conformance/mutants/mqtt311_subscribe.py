@@ -55,7 +55,7 @@ def only_first_filter_subscribed(patch: Patch) -> None:
     patch.wrap(handlers, "on_subscribe", make)
 
 
-@mutant("v3-first-subscription-stays", "subscribing again to a filter changes nothing")
+@mutant("v3-first-subscription-stays", "subscribing again to a filter changes nothing, whatever SUBACK says")
 def first_subscription_stays(patch: Patch) -> None:
     def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
         def subscribe(
@@ -63,7 +63,7 @@ def first_subscription_stays(patch: Patch) -> None:
         ) -> SubscribeOutcome:
             known = session.subscriptions.get(topic_filter)
             if known is not None:
-                return SubscribeOutcome(qos=known.qos, existed=True)
+                return SubscribeOutcome(qos=wanted.qos, existed=True)
             return original(self, session, topic_filter, wanted, group, now)
 
         return subscribe

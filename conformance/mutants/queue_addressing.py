@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -26,8 +27,8 @@ from assay.reference_broker.routing.topics import matches
 @mutant("queue-routing-key-lost", "what follows the queue name in a topic is forgotten")
 def routing_key_lost(patch: Patch) -> None:
     def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
-        def read(self: QueueTopics, topic: str) -> QueueTopic:
-            found = original(self, topic)
+        def read(self: QueueTopics, topic: str, *tenant: Any) -> QueueTopic:
+            found = original(self, topic, *tenant)
             address = msgspec.structs.replace(found.address, routing_key="")
             return QueueTopic(address=address, verb=found.verb)
 

@@ -70,8 +70,8 @@ def swallows(patch: Patch) -> None:
 @mutant("queue-topics-reach-their-own-only", "a publish to $queue/<name> goes to that queue alone")
 def own_only(patch: Patch) -> None:
     def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
-        def read(self: QueueTopics, topic: str) -> QueueTopic:
-            found = original(self, topic)
+        def read(self: QueueTopics, topic: str, *tenant: Any) -> QueueTopic:
+            found = original(self, topic, *tenant)
             address = msgspec.structs.replace(found.address, bound=())
             return QueueTopic(address=address, verb=found.verb)
 
@@ -169,8 +169,8 @@ def without_routing_key(patch: Patch) -> None:
 @mutant("queue-ack-by-the-whole-topic", "a settlement looks for a queue named like the whole topic in front of $ack")
 def whole_topic(patch: Patch) -> None:
     def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
-        def read(self: QueueTopics, topic: str) -> QueueTopic:
-            found = original(self, topic)
+        def read(self: QueueTopics, topic: str, *tenant: Any) -> QueueTopic:
+            found = original(self, topic, *tenant)
             if found.verb is not None and found.address.routing_key:
                 raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {topic!r}")
             return found

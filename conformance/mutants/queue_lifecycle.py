@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
@@ -156,19 +156,31 @@ def anybody_settles(patch: Patch) -> None:
 
 @mutant("queue-acks-count-for-all-groups", "an ack of one group moves the others past the message")
 def acks_for_all(patch: Patch) -> None:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def settle(served: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
-            original(served, entry, *rest)
-            owner: Any = served.owner
-            for other in owner.groups.values():
+    def pass_others(served: ConsumerGroup, entries: Sequence[PendingEntry]) -> None:
+        owner: Any = served.owner
+        for other in owner.groups.values():
+            for entry in entries:
                 place = other.places[entry.place.index]
                 if other is not served and place.cursor == entry.offset:
                     place.cursor += 1
                     other.cursor_total += 1
 
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def settle(served: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            original(served, entry, *rest)
+            pass_others(served, (entry,))
+
         return settle
 
+    def make_many(original: Callable[..., None]) -> Callable[..., None]:
+        def ack_many(served: ConsumerGroup, entries: Sequence[PendingEntry], *rest: Any) -> None:
+            original(served, entries, *rest)
+            pass_others(served, entries)
+
+        return ack_many
+
     patch.wrap(settlement, "settle", make)
+    patch.wrap(settlement, "ack_many", make_many)
 
 
 @mutant("queue-offset-0-not-pending", "a pending message at offset 0 is taken for none once later ones were delivered")

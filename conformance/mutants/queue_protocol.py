@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.batches import queue_deliveries
@@ -20,7 +21,7 @@ from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.routing.message import Message
 
-_Read = Callable[[QueueTopics, str], QueueTopic]
+_Read = Callable[..., QueueTopic]
 
 
 @mutant("queue-new-groups-start-at-the-end", "a new consumer group gets only what is published after it joined")
@@ -58,6 +59,7 @@ def ack_ignored(patch: Patch) -> None:
         return settle
 
     patch.wrap(settlement, "settle", make)
+    patch.replace(settlement, "ack_many", lambda group, _entries, done: group.confirm_when_written(done))
 
 
 @mutant("queue-311-puback-settles-nothing", "the PUBACK of an MQTT 3.1.1 consumer does not settle")
@@ -84,9 +86,9 @@ def settlements_enqueued(patch: Patch) -> None:
 @mutant("queue-verbs-anywhere", "a settlement verb in the middle of a topic is taken for a routing key")
 def verbs_anywhere(patch: Patch) -> None:
     def make(original: _Read) -> _Read:
-        def read(self: QueueTopics, topic: str) -> QueueTopic:
+        def read(self: QueueTopics, topic: str, *tenant: Any) -> QueueTopic:
             try:
-                return original(self, topic)
+                return original(self, topic, *tenant)
             except QueueError:
                 _, queue, routing_key = topic.split("/", 2)
                 return QueueTopic(address=QueueAddress(queue=queue, routing_key=routing_key))
