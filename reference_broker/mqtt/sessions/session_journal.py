@@ -302,9 +302,9 @@ class KeptSession:
         for entry in list(self._entries.values()):
             self._delete(entry, changes)
         changes.extend(
-            (SUBSCRIPTION + self._name_prefix + topic_filter.encode(), None) for topic_filter in self._filters
+            (SUBSCRIPTION + self._name_prefix + topic_filter.encode(), None) for topic_filter in sorted(self._filters)
         )
-        changes.extend((self._inbound_key(packet_id), None) for packet_id in self._inbound_ids)
+        changes.extend((self._inbound_key(packet_id), None) for packet_id in sorted(self._inbound_ids))
         changes.append((self._head_key, None))
 
     def _key(self, kind: bytes, number: int) -> bytes:
