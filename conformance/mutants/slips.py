@@ -84,7 +84,7 @@ _slip(
     "expiry-in-disconnect-not-written",
     "a session expiry that DISCONNECT names is forgotten by a restart, but of clients with a will",
     MqttBroker,
-    "_detach",
+    "detach",
     "    self._write_down(session)",
     "    if session.will is not None:\n        self._write_down(session)",
 )
@@ -92,7 +92,7 @@ _slip(
     "sent-from-the-queue-not-written",
     "that a message which waited was sent is not written down: after a restart it is new",
     KeptSession,
-    "_collect_in_flight",
+    "collect_in_flight",
     "        entry.packet_id = packet_id\n        self._progress(entry, changes)",
     "        entry.packet_id = packet_id",
 )
@@ -215,15 +215,15 @@ _slip(
     "a will whose delay is longer than its session lives is not sent",
     MqttBroker,
     "end_session",
-    "    self._send_will(session, now)",
+    "    self.send_will(session, now)",
     "    if session.will is None or not session.disconnected_at or session.will.delay_s < session.expiry_s:\n"
-    "        self._send_will(session, now)",
+    "        self.send_will(session, now)",
 )
 _slip(
     "delayed-will-not-retained",
     "a will with a delay is not retained",
     MqttBroker,
-    "_send_will",
+    "send_will",
     "if message.retain and not self.config.mqtt.retain_available:",
     "if message.retain and will.delay_s:",
 )
@@ -239,7 +239,7 @@ _slip(
     "keep-alive-of-two",
     "a silent client goes after 2.5 times its keep alive",
     MqttConnection,
-    "_check_keep_alive",
+    "check_keep_alive",
     "1.5 * self.keep_alive_s",
     "2.5 * self.keep_alive_s",
 )
