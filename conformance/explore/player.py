@@ -286,6 +286,12 @@ class Player:
             wanted -= 1
         return wanted
 
+    @property
+    def _most_bytes(self) -> int:
+        """Of a payload that the server takes; CONNACK tells clients of 5.0 alone."""
+        most = int(self.capabilities.get("maximum_packet_size", 0))
+        return max(8, most - 1_000) if most else 1 << 28
+
     def _named(self, template: str) -> str:
         return template.replace("{t}", self.token)
 
@@ -478,7 +484,7 @@ class Player:
         retain = step.retain and bool(self.capabilities.get("retain", True))
         packet = Publish(
             topic=topic,
-            payload=self._payload(step.size_bytes),
+            payload=self._payload(min(step.size_bytes, self._most_bytes)),
             qos=qos,
             packet_id=packet_id,
             retain=retain,

@@ -17,9 +17,9 @@ from assay.conformance.targets import load_target
 SEED = 3
 LIVES = 400
 BUGS = {
-    "v5-retain-as-published-ignored": ({"retain-flag"}, 3),
+    "v5-retain-as-published-ignored": ({"retain-flag", "queued-message-lost"}, 6),
     "v3-overlap-takes-the-lowest-qos": ({"qos"}, 3),
-    "v5-no-local-ignored": ({"no-local", "delivered-twice", "subscription-identifiers"}, 4),
+    "v5-no-local-ignored": ({"no-local", "delivered-twice", "subscription-identifiers", "properties-changed"}, 5),
     "v5-offline-messages-dropped": ({"queued-message-lost"}, 4),
     "v3-unacknowledged-not-resent": ({"unacknowledged-not-resent", "delivered-twice", "order"}, 6),
     "v5-will-delay-ignored": ({"will-before-its-delay"}, 4),
