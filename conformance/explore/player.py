@@ -590,6 +590,8 @@ class Player:
         self._hear_all()
         self.control.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
         self.ahead_s += seconds
+        if self.capabilities.get("server_keep_alive", 0):
+            self.control.close()  # it was silent for as long; it connects anew when it is needed
         self._note(f"the broker's clock was moved by {seconds} s")
         self.referee.moved(self.now)
 

@@ -44,6 +44,7 @@ from assay.conformance.wire import (
 REFUSED = 0x80
 NO_SUBSCRIPTION_EXISTED = 0x11
 _WITH_WILL = 0x04
+_ADMINISTRATORS_S = 25.0
 _NEAREST = {Rule.QOS: 1, Rule.RETAIN_FLAG: 2, Rule.RETAIN_FLAG_OF_RETAINED: 2, Rule.IDENTIFIERS: 3}
 """Of several objections, the one of the slot in which most fits: the others are about slots that it is not for."""
 
@@ -274,7 +275,8 @@ class Referee:
                 raise self._violation(Rule.SESSION_KEPT_AT_CLEAN, link, "Session Present 1 after a clean start")
             session = None
         elif session is not None and not packet.session_present:
-            if not session.expires_at <= now:  # one that ended as it was taken over may be seen either way
+            # One that ended as it was taken over may be seen either way.
+            if now < min(session.expires_at, session.bounded_at):
                 raise self._violation(Rule.SESSION_LOST, link, "Session Present 0, and there is a session")
             self._end_session(session, now)
             session = None
@@ -312,6 +314,7 @@ class Referee:
                 claim.must = False  # PUBREL may be lost
             outgoing.awaits = None
         session.expires_at = now + link.kept_s
+        session.bounded_at = now + _ADMINISTRATORS_S if link.version < 5 else session.expires_at
         ends = link.kept_s <= 0
         if link.will is not None:
             session.will, session.will_due_at = link.will, now + min(link.will_delay_s, link.kept_s)

@@ -47,6 +47,8 @@ class Session:
     link: Link | None = None
     expires_at: float = float("inf")
     """While there is no connection."""
+    bounded_at: float = float("inf")
+    """3.1.1: from then on an administrator may have ended it, which nobody is told (4.1)."""
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     former: set[str] = field(default_factory=set)
     claims: list[Claim] = field(default_factory=list)
