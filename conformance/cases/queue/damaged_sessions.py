@@ -38,6 +38,8 @@ class _Client:
     def __init__(self, name: str, client_id: str, topic: str) -> None:
         self.name, self.client_id, self.topic = name, client_id, topic
         self.waiting: dict[bytes, int] = {}
+        self.taken: dict[bytes, int] = {}
+        """What it has acknowledged, by the step behind which nobody knows of it any more."""
         self.steps: list[int] = []
         """That changed the session."""
         self.known = False
@@ -113,8 +115,9 @@ class _Life:
         return "queues" not in path.relative_to(self.ctx.data_dir).parts
 
     def _steps(self) -> list[int]:
-        ofclients = [step for client in self.clients for step in (*client.steps, *client.waiting.values())]
-        return ofclients + [step for held in self.retained.values() for step, _payload in held if step >= 0]
+        owned = [step for client in self.clients for step in client.steps]
+        owned += [step for client in self.clients for step in (*client.waiting.values(), *client.taken.values())]
+        return owned + [step for held in self.retained.values() for step, _payload in held if step >= 0]
 
     # What must be there
 
@@ -133,30 +136,34 @@ class _Life:
             found = seen.get(topic, b"")
             names = sorted(map(_short, wanted))
             self.ctx.must(found in wanted, f"{reader.name}: expected one of {names} on {topic}; seen {found[:9]!r}")
-            self.retained[topic] = [(-1 if held[-1][0] in self.lost else held[-1][0], found)]
+            if found != held[-1][1]:
+                held.append(next((step, payload) for step, payload in reversed(held) if payload == found))
         self.ctx.must(
             seen.keys() <= self.retained.keys(), f"{reader.name}: expected no topic but those; seen {sorted(seen)}"
         )
         await reader.disconnect()
 
     async def _look_at(self, client: _Client, when: str) -> None:
+        self.watch.begin()
         connection = await self._come(client)
         hit = not self.lost.isdisjoint(client.steps)
         present = connection.connack.session_present
         self.ctx.must(present or hit, f"{client.name} {when}: expected Session Present 1; seen 0")
         must = {payload for payload, step in client.waiting.items() if present and step not in self.lost}
+        # That it was acknowledged is in a damaged file: then it waits, as it did.
+        again = {payload for payload, step in client.taken.items() if step in self.lost}
         found: list[Publish] = await deliveries(connection, at_least=len(must))
         seen = [packet.payload for packet in found if packet.topic == client.topic]
         self.ctx.must(
-            len(seen) == len(set(seen)) == len(found) and must <= set(seen) <= client.waiting.keys(),
+            len(seen) == len(set(seen)) == len(found) and must <= set(seen) <= client.waiting.keys() | again,
             f"{client.name} {when}: expected {sorted(map(_short, must))}, each once; seen {sorted(map(_short, seen))}",
         )
-        client.waiting = {}
-        self.watch.begin()
+        taken, client.waiting = client.waiting, {}
         if not present or hit:
             await connection.subscribe(Subscription(filter=client.topic, qos=1))
         await self._leave(connection)
         client.steps = [self.watch.step()]
+        client.taken |= dict.fromkeys(taken, client.steps[0])
 
     async def live(self) -> None:
         for number, harm in enumerate(_HARMS):
