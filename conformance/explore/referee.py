@@ -634,7 +634,8 @@ class Referee:
             self._received_again(link, session, flight, packet, topic)
             return
         maximum = link.receive_maximum
-        under_way = sum(one.link is link for one in session.flights.values())
+        # A PUBREL that is sent again stands for no PUBLISH of this connection (5.0 3.1.2.11.3).
+        under_way = sum(one.sent_on is link for one in session.flights.values())
         if packet.qos and under_way >= maximum:
             text = f"{under_way} deliveries are unacknowledged, Receive Maximum is {maximum}: {describe(packet)}"
             raise self._violation(Rule.RECEIVE_MAXIMUM, link, text)

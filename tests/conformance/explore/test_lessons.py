@@ -740,3 +740,20 @@ def test_what_is_sent_again_keeps_to_the_receive_maximum_of_its_connection(scene
     scene.connect(2, clean=False, kept_s=float("inf"), present=True, receive_maximum=1)
     scene.receive(2, "t/a", b"1", qos=1, packet_id=1, dup=True, ack=False)
     scene.objects(Rule.RECEIVE_MAXIMUM, 2, "t/a", b"2", qos=1, packet_id=2, dup=True, ack=False)
+
+
+def test_a_pubrel_that_is_sent_again_takes_no_place_in_the_window(scene: Scene) -> None:
+    """Receive Maximum counts the PUBLISH packets of one connection (5.0 3.1.2.11.3), and this one was another's."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/a", 2))
+    scene.publish(0, "t/a", b"1", qos=2)
+    scene.receive(2, "t/a", b"1", qos=2, packet_id=1, ack=False)
+    scene.put(2, Pubrec(packet_id=1))
+    scene.get(2, Pubrel(packet_id=1))
+    scene.lose(2)
+    scene.connect(2, clean=False, kept_s=float("inf"), present=True, receive_maximum=1)
+    scene.get(2, Pubrel(packet_id=1))
+    scene.publish(0, "t/a", b"2", qos=2)
+    scene.receive(2, "t/a", b"2", qos=2, packet_id=2, ack=False)
+    scene.publish(0, "t/a", b"3", qos=2)
+    scene.objects(Rule.RECEIVE_MAXIMUM, 2, "t/a", b"3", qos=2, packet_id=3, ack=False)
