@@ -93,6 +93,10 @@ class Claim:
     def satisfied(self) -> bool:
         return self.main is not None and bool(self.main.copies)
 
+    def join(self, client: int, entries: tuple[Subscription, ...]) -> None:
+        """A member of the share may get it as it asks for by now, or asked for before."""
+        self.members[client] = tuple(dict.fromkeys((*entries, *self.members.get(client, ()))))
+
     @property
     def came(self) -> bool:
         """Some copy did, if not the one that must."""
@@ -105,6 +109,9 @@ class Claim:
     @property
     def qos(self) -> int:
         """The lowest that it may be for a member."""
+        if self.via is Via.SHARE:
+            # What a member has asked for one after the other.
+            return min(self.message.qos, *(entry.qos for entries in self.members.values() for entry in entries))
         return min(self.qos_of(client) for client in self.members)
 
     def why(self, client: int) -> str:

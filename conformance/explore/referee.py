@@ -481,7 +481,7 @@ class Referee:
         elif known.members != members:
             known.loose = True
             for client, entries in members.items():
-                known.members[client] = tuple(dict.fromkeys((*entries, *known.members.get(client, ()))))
+                known.join(client, entries)
         elif must and not known.is_optional:
             known.must = connected and not known.loose
 
@@ -756,7 +756,7 @@ class Referee:
             waits = claim.via is Via.SHARE and (claim.loose or not claim.satisfied)
             entry = session.subscriptions.get(share_of(claim)) if waits else None
             if entry is not None:
-                claim.members.setdefault(session.client, session.alternatives(entry.filter))
+                claim.join(session.client, session.alternatives(entry.filter))
 
     def _no_right(
         self, link: Link, session: Session, known: list[Message], packet: Publish, topic: str

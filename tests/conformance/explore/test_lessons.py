@@ -757,3 +757,18 @@ def test_a_pubrel_that_is_sent_again_takes_no_place_in_the_window(scene: Scene) 
     scene.receive(2, "t/a", b"2", qos=2, packet_id=2, ack=False)
     scene.publish(0, "t/a", b"3", qos=2)
     scene.objects(Rule.RECEIVE_MAXIMUM, 2, "t/a", b"3", qos=2, packet_id=3, ack=False)
+
+
+@pytest.mark.parametrize(("qos", "retain"), [(0, False), (1, False), (1, True)])
+def test_who_gets_what_waited_in_a_share_gets_it_as_it_asks_for_by_now(scene: Scene, qos: int, *, retain: bool) -> None:
+    """The member had another QoS and Retain As Published when the message was published, and when it came to it."""
+    scene.connect(2)
+    scene.subscribe(2, s("$share/g/t/a", 0))
+    scene.subscribe(1, s("$share/g/t/a", 1))
+    scene.publish(0, "t/a", b"1", qos=1, retain=True)
+    scene.receive(1, "t/a", b"1", qos=1, ack=False)
+    scene.publish(0, "t/a", b"2", qos=1, retain=True)
+    scene.subscribe(2, s("$share/g/t/a", 1, retain_as_published=retain))
+    scene.lose(1)
+    scene.receive(2, "t/a", b"2", qos=qos, retain=retain)
+    scene.objects(Rule.QOS, 2, "t/a", b"1", qos=2)
