@@ -102,6 +102,7 @@ def mqtt(
 
     \b
     qos0 qos1 qos2  one publisher to one subscriber, pipelined
+    mixed           payloads of 10 to 1 000 bytes over 1 000 topics, and every topic new
     fan-out         one publisher to 1 000 subscribers
     fan-in          1 000 publishers to one subscriber
     subscriptions   publishes beside 10, 1 000, 100 000 wildcard filters: known topics,

@@ -396,3 +396,19 @@ def test_receivers_of_a_block_get_ids_of_their_own_and_all_of_it_again(version: 
         again = [held[packet.packet_id].message_for(packet.packet_id) for packet in found]
         assert [(message.topic, message.qos, message.payload) for message in again] == wanted
         assert {message.publisher for message in again} == {"publisher"}
+
+
+@pytest.mark.parametrize(("count", "others", "wanted"), [(2, 0, "AlikeRun"), (7, 3, "MixedRun"), (8, 3, "AlikeRun")])
+def test_few_packets_that_are_alike_are_a_run_where_no_others_follow(count: int, others: int, wanted: str) -> None:
+    """To join them with what is behind them takes longer, and pays only where there is something."""
+    life = _life(4, [("#", 1, 0, None)])
+    sent = [("a", 1, 5, "")] * count + [("b", 1, number, "") for number in range(others)]
+    kinds: list[str] = []
+
+    def forward(_self: Inbound, _targets: object, _qos: int, run: object) -> bool:
+        kinds.append(type(run).__name__)
+        return False
+
+    with mock.patch.object(Inbound, "_forward_run", forward):
+        life.send([b"".join(_encoded(4, sent))])
+    assert kinds[0] == wanted

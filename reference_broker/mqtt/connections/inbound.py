@@ -44,7 +44,7 @@ _MAX_PLANS = 1_024
 _MAX_BLOCK = 4_096
 """Packets of different topics and sizes that are forwarded in one go."""
 _FEWEST_ALIKE = 8
-"""Fewer packets of one topic and size are a block like others."""
+"""Fewer packets of one topic and size are a block with others that are behind them."""
 _COMPARED_RECEIVERS = 32
 """Longer lists of receivers are not compared for each packet: they are the same where it is one list."""
 MAX_PLAN_BYTES = 1024 * 1024
@@ -254,7 +254,8 @@ class Inbound(PublishAcks):
         run_end = end
         while run_end <= last and data.startswith(prefix, run_end):
             run_end += stride
-        if run_end - start >= _FEWEST_ALIKE * stride:
+        is_last = data[run_end : run_end + 1] != data[start : start + 1]
+        if run_end - start >= (2 if is_last else _FEWEST_ALIKE) * stride:
             if five and any(data[payload_at - 1 : run_end : stride]):
                 # Some have properties.
                 return None, run_end
