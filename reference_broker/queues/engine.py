@@ -23,7 +23,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, S
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.messages.address import QueueAddress, is_dead_letter
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, batch_of
 from assay.reference_broker.queues.messages.publish_options import PublishOptions, TransactionKey
 from assay.reference_broker.queues.messages.stored_message import is_plain_but_for_user_properties
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
@@ -181,14 +181,7 @@ class QueueEngine(QueueOperations):
             and all(map(is_plain_but_for_user_properties, messages))
         )
         if is_batch:
-            key = address.routing_key
-            properties = [message.user_properties for message in messages]
-            batch = MessageBatch(
-                messages,
-                [message.payload for message in messages],
-                properties if any(properties) else None,
-                [Origin(message.topic, message.publisher, key) for message in messages],
-            )
+            batch = batch_of(messages, address.routing_key)
             is_batch = self.publish_batch(address, batch, now, lambda _: joint.part())
         if not is_batch:
             for message, wanted in zip(messages, options or repeat(None), strict=False):

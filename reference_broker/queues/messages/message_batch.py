@@ -25,3 +25,18 @@ class MessageBatch(NamedTuple):
     """The user properties of each; None = nobody has any."""
     origins: Origin | Sequence[Origin]
     """Of all of them, or of each."""
+
+
+def batch_of(messages: Sequence[Message], routing_key: str) -> MessageBatch:
+    """Of some messages for one routing key."""
+    topics = [message.topic for message in messages]
+    publishers = [message.publisher for message in messages]
+    properties = [message.user_properties for message in messages]
+    count = len(messages)
+    origins: Origin | list[Origin]
+    if topics.count(topics[0]) == publishers.count(publishers[0]) == count:
+        origins = Origin(topics[0], publishers[0], routing_key)
+    else:
+        origins = [Origin(topic, publisher, routing_key) for topic, publisher in zip(topics, publishers, strict=True)]
+    payloads = [message.payload for message in messages]
+    return MessageBatch(messages, payloads, properties if any(properties) else None, origins)
