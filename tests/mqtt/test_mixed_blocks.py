@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ from assay.reference_broker.config import (
     MqttConfig,
     Permission,
 )
+from assay.reference_broker.mqtt.batches.runs import MixedRun
 from assay.reference_broker.mqtt.connections import inbound
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
@@ -412,3 +414,18 @@ def test_few_packets_that_are_alike_are_a_run_where_no_others_follow(count: int,
     with mock.patch.object(Inbound, "_forward_run", forward):
         life.send([b"".join(_encoded(4, sent))])
     assert kinds[0] == wanted
+
+
+def test_a_block_in_flight_takes_the_memory_that_it_is_charged_with() -> None:
+    frames = _encoded(4, [("a/topic", 1, 20 + number % 50, "") for number in range(2_000)])
+    ends = list(accumulate(map(len, frames)))
+    topic_ends = [end - len(frame) + 11 for end, frame in zip(ends, frames, strict=True)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        run = MixedRun(b"".join(frames), topic_ends, ends, 2)
+        assert run.with_ids(run.ids) == b"".join(frames)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert run.size <= after - before <= 1.05 * run.size

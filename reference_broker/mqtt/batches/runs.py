@@ -54,36 +54,32 @@ class AlikeRun:
 class MixedRun:
     """QoS 1 or 2 PUBLISH packets of any topics and sizes, without properties, each shorter than 16 384 bytes."""
 
-    __slots__ = ("_data", "_ends", "_pieces", "_skipped", "count", "ids", "payload_bytes", "size")
+    __slots__ = ("_data", "_ends", "_skipped", "_topic_ends", "count", "ids", "payload_bytes", "size")
 
     def __init__(self, data: bytes, topic_ends: Sequence[int], ends: Sequence[int], skipped: int) -> None:
         """``ends``: where each packet ends; ``skipped``: bytes between its topic and its payload."""
         self._data = data
         # Kept until all are acknowledged: in as little memory as possible.
-        self._ends = array("I", ends)
+        self._topic_ends, self._ends = array("I", topic_ends), array("I", ends)
         self._skipped = skipped
         self.count = len(ends)
-        self.size = len(data) + 4 * self.count
+        self.size = len(data) + 10 * self.count
         self.payload_bytes = sum(ends) - sum(topic_ends) - self.count * skipped
         self.ids = b"".join([data[at : at + 2] for at in topic_ends])
-        pieces = [b""] * (2 * self.count + 1)
-        pieces[0::2] = [
-            data[start:end]
-            for start, end in zip((0, *[at + 2 for at in topic_ends]), (*topic_ends, len(data)), strict=True)
-        ]
-        self._pieces = pieces
 
     def with_ids(self, ids: bytes) -> bytes:
         """As :meth:`AlikeRun.with_ids`."""
-        self._pieces[1::2] = [ids[at : at + 2] for at in range(0, len(ids), 2)]
-        return b"".join(self._pieces)
+        stamped = bytearray(self._data)
+        for at, high, low in zip(self._topic_ends, ids[0::2], ids[1::2], strict=True):
+            stamped[at] = high
+            stamped[at + 1] = low
+        return bytes(stamped)
 
     def message(self, index: int, qos: int, publisher: str) -> Message:
         """As :meth:`AlikeRun.message`."""
-        data = self._data
+        data, topic_end = self._data, self._topic_ends[index]
         start = self._ends[index - 1] if index else 0
         topic_at = start + 4 + (data[start + 1] >= 0x80)
-        topic_end = topic_at + (data[topic_at - 2] << 8 | data[topic_at - 1])
         payload = data[topic_end + self._skipped : self._ends[index]]
         return Message(topic=data[topic_at:topic_end].decode(), payload=payload, qos=qos, publisher=publisher)
 
