@@ -6,12 +6,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import signal
 
 import pytest
 
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import decode_packet
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As behind "&" in a script: processes that tests start would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ScramClient:
