@@ -397,3 +397,8 @@ def _refill(
                 main.copies.append(copy)
                 return True
     return False
+
+
+def is_sent_again(message: Message, copy: Copy) -> bool:
+    """With DUP 1: its delivery may have begun before the message expired, and what has begun is completed."""
+    return copy.packet.dup and any(slot.claim.maybe_sent for slot in message.slots_of(copy.client))

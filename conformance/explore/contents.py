@@ -29,7 +29,8 @@ def changed(message: Message, copy: Copy) -> Objection | None:
             return Rule.PROPERTIES, f"{name} was {sent!r}"
     interval_s, seen_s = before.message_expiry_interval, after.message_expiry_interval
     if interval_s is not None:
-        lefts_s = [interval_s - (copy.came_at - at) for at in (message.sent_at, *message.again_at)]
+        # What is sent again when its time is over, since its delivery had begun, has none left.
+        lefts_s = [max(0.0, interval_s - (copy.came_at - at)) for at in (message.sent_at, *message.again_at)]
         if message.any_time:
             lefts_s = [float(min(seen_s or 0, interval_s))]
         if seen_s is None or not any(left - MARGIN_S <= seen_s <= min(interval_s, left + MARGIN_S) for left in lefts_s):

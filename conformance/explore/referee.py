@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from assay.conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, place, refill
+from assay.conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, is_sent_again, place, refill
 from assay.conformance.explore.contents import changed, is_alike, is_kept_away, objections_of
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.state import Flight, Link, Outgoing, Session, race
@@ -608,7 +608,7 @@ class Referee:
             if code == NO_SUBSCRIPTION_EXISTED:
                 raise self._violation(Rule.UNSUBACK_CODE, link, f"code 0x11 for {topic_filter!r}, which existed")
             for claim in session.claims:
-                if known in claim.members[session.client] and not claim.satisfied:
+                if any(one.filter == topic_filter for one in claim.members[session.client]) and not claim.satisfied:
                     claim.must = False  # what is queued may be dropped, or come (MQTT-3.10.4-3)
             self._leave_shares(session.client, [one for one in self._shares if share_of(one) == topic_filter])
         self._route_under_way(link.beside.pop(packet.packet_id, []), now)
@@ -691,7 +691,7 @@ class Referee:
             if other is not None:
                 raise self._violation(Rule.TOPIC, link, f"{other.name} came as {describe(packet)}")
             raise self._violation(Rule.UNKNOWN_MESSAGE, link, f"nobody published {describe(packet)}")
-        fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
+        fresh = [one for one in known if now <= one.expires_at + MARGIN_S or is_sent_again(one, copy)]
         for message in fresh:
             self._join_loose_shares(message, session)
         slot = place(fresh, copy, is_alike) or self._handed_on_late(session, copy, fresh, now)
@@ -752,9 +752,9 @@ class Referee:
 
     def _join_loose_shares(self, message: Message, session: Session) -> None:
         """What a share has not delivered may go to whoever is a member by now."""
+        is_open = any(one.via is Via.SHARE and (one.loose or not one.satisfied) for one in message.claims)
         for claim in message.claims:
-            waits = claim.via is Via.SHARE and (claim.loose or not claim.satisfied)
-            entry = session.subscriptions.get(share_of(claim)) if waits else None
+            entry = session.subscriptions.get(share_of(claim)) if is_open and claim.via is Via.SHARE else None
             if entry is not None:
                 claim.join(session.client, session.alternatives(entry.filter))
 

@@ -772,3 +772,29 @@ def test_who_gets_what_waited_in_a_share_gets_it_as_it_asks_for_by_now(scene: Sc
     scene.lose(1)
     scene.receive(2, "t/a", b"2", qos=qos, retain=retain)
     scene.objects(Rule.QOS, 2, "t/a", b"1", qos=2)
+
+
+def test_what_was_begun_to_be_sent_may_be_sent_again_when_its_time_is_over(scene: Scene) -> None:
+    """The connection was cut before the client saw it: what has begun is completed (5.0 4.3.3), with nothing left."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/a", 2))
+    scene.publish(0, "t/a", b"1", qos=2, message_expiry_interval=50)
+    scene.lose(2)
+    scene.move(60)
+    lasting(scene, 2, present=True)
+    scene.receive(2, "t/a", b"1", qos=2, packet_id=7, dup=True, message_expiry_interval=0)
+    scene.objects(Rule.EXPIRED, 2, "t/a", b"1", qos=2, packet_id=8, message_expiry_interval=0)
+
+
+def test_what_an_earlier_subscription_had_yet_to_bring_is_not_due_once_it_is_left(scene: Scene) -> None:
+    scene.connect(2, receive_maximum=1)
+    scene.subscribe(2, s("t/+", 2))
+    scene.publish(0, "t/a", b"1", qos=2, retain=True)
+    scene.receive(2, "t/a", b"1", qos=2, packet_id=1, ack=False)
+    scene.subscribe(2, s("t/+", 2))
+    scene.subscribe(2, s("t/+", 0))
+    scene.unsubscribe(2, "t/+")
+    scene.put(2, Pubrec(packet_id=1))
+    scene.get(2, Pubrel(packet_id=1))
+    scene.put(2, Pubcomp(packet_id=1))
+    assert scene.wanted is None
