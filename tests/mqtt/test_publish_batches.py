@@ -248,7 +248,9 @@ def test_a_described_message_is_stored_as_any_other(named: list[list[tuple[str, 
 
 
 def _read(reader: PublishBatchReader, data: bytes) -> PublishBatch:
-    return reader.read(data, 0, b"\0\x08" + QUEUE.encode(), lambda _: False, 100, five=True)
+    body = 2 + (data[1] >= 0x80)
+    end = body + (data[1] & 0x7F | (data[2] << 7 if body == 3 else 0))
+    return reader.read(data, 0, body, end, b"\0\x08" + QUEUE.encode(), lambda _: False, 100, five=True)
 
 
 def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,3 +282,34 @@ def test_sections_of_one_form_are_held_to_what_any_section_is(value: bytes, take
         assert _read(reader, _publish(1, pairs)).properties == [pairs]
     assert not _read(reader, _publish(1, (("delay", "1234"), ("partition-key", "k")))).payloads
     assert _read(reader, first).payloads
+
+
+def test_no_packet_is_read_out_of_the_payload_of_a_large_one() -> None:
+    """Its remaining length has three bytes. Where two of them are taken for all, packets would begin in the payload,
+    whoever wrote that."""
+    settings: dict[str, object] = {"max_message_bytes": 300_000, "max_depth": 400}
+    large = bytearray(_publish(0x0100, (), bytes(200_000)))
+    assert large[1] >= 0x80
+    assert large[2] >= 0x80
+    shorter = 3 + (large[1] & 0x7F | large[2] << 7)
+    for at in range(shorter, len(large) - shorter, shorter):
+        large[at : at + 16] = large[:16]  # up to the first byte of the packet id, and what is taken for no properties
+    sent = [bytes(large), *_keyed(10)]
+    whole, single = Life(_config(1, **settings)), Life(_config(1, **settings))
+    assert whole.send([b"".join(sent)]) == single.send(sent)
+    assert whole.node.engine.stats("q").enqueued == 11
+
+
+@pytest.mark.parametrize("bound", ["$queue/q", "$queue/q/key", "$queue/q/#"])
+def test_queues_bound_to_a_topic_of_a_batch_get_its_messages(bound: str) -> None:
+    """Topics of one queue may be bound to others, each to its own."""
+    topics = (QUEUE, f"{QUEUE}/key", f"{QUEUE}/other")
+    sent = [_publish(number + 1, (), bytes(number), topics[number % 3]) for number in range(24)]
+    seen = []
+    for chunks in ([b"".join(sent)], sent):
+        life = Life(_config(1))
+        life.node.engine.create_queue("copies", {"topics": [bound]}, NOW)
+        seen.append(life.send(chunks))
+        wanted = {"$queue/q": 8, "$queue/q/key": 8, "$queue/q/#": 24}[bound]
+        assert life.node.engine.stats("copies").depth == wanted
+    assert seen[0] == seen[1]

@@ -71,6 +71,8 @@ class PublishBatchReader:
         self,
         data: bytes,
         start: int,
+        body: int,
+        end: int,
         topic_field: bytes,
         joins: Callable[[bytes], bool],
         max_payload_bytes: int,
@@ -80,10 +82,10 @@ class PublishBatchReader:
         """The whole QoS 1 packets from ``start`` on that have this topic (its length in front), or others that
         ``joins``; none is fine, too.
 
-        It may end before a packet of another size, or after many. ``five``: they are of MQTT 5.0.
+        It may end before a packet of another size, or after many. ``body`` and ``end``: of the first, as whoever framed
+        it knows them. ``five``: they are of MQTT 5.0.
         """
-        body = start + 2 + (data[start + 1] >= 0x80)
-        stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
+        stride = end - start
         head = data[start : body + len(topic_field)]
         if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
             batch = self._read_alike(data, start, stride, head, topic_field, max_payload_bytes, five)

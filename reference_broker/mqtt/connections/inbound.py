@@ -372,12 +372,12 @@ class Inbound(PublishAcks):
         inbound: list[int] = []
         if b"\0" in ids[0::2] and 0 in runs.numbers(ids):
             return False
+        if (qos == 2 or self._pending_acks) and not self.room_for(count):
+            return False
         if qos == 2:
             inbound = runs.numbers(ids)
             known = session.inbound_qos2
             if not known.keys().isdisjoint(inbound) or len(set(inbound)) < count:
-                return False
-            if connection.version == V5 and self._unfinished(session) + count > self._config.receive_maximum:
                 return False
             if len(known) + count > session.ids_paid and not session.pays_for_ids(len(known) + count):
                 return False

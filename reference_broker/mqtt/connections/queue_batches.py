@@ -79,7 +79,7 @@ class QueueBatches:
             return True
 
         five = self._connection.version == V5
-        batch = self._reader.read(data, start, topic_field, joins, self._max_payload_bytes, five=five)
+        batch = self._reader.read(data, start, body, end, topic_field, joins, self._max_payload_bytes, five=five)
         if len(batch.payloads) >= _FEWEST and self._enqueue(places, batch, now):
             return batch.end
         # Where each packet has an option, not each is looked at for a batch.
@@ -134,13 +134,16 @@ class QueueBatches:
         return read
 
     def _granted(self, topic_field: bytes) -> _Place | None:
-        """Where a topic leads this client; None also where the client may not publish, and for a verb."""
+        """Where a topic leads this client; None also where it may not publish, for a verb, and where other queues are
+        bound to the topic: each of them gets it."""
         topic = self._topic(topic_field)
         grants = self._connection.grants
         if topic is None or (grants is not None and not grants.may_publish(topic)):
             return None
         read = self._read(topic)
-        return None if read is None or read.verb is not None else _Place(topic, read.address)
+        if read is None or read.verb is not None or read.address.bound:
+            return None
+        return _Place(topic, read.address)
 
     def _was_refused(self, data: bytes, start: int) -> bool:
         return data is self._inbound.refused and start < self._inbound.refused_end
