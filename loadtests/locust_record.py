@@ -20,7 +20,7 @@ from locust.runners import WorkerRunner
 
 from assay.loadtests.latency_book import LatencyBook
 from assay.loadtests.locust_samples import Page, Samples, Subject, from_wire, table_of, to_wire
-from assay.loadtests.recorder import SAMPLE_SCHEMA
+from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 
 REPORT_KEY = "assay_samples"
 ROWS_PER_GROUP = 50_000

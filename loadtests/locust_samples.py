@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import msgspec
 import pyarrow as pa
 
-from assay.loadtests.recorder import LOST, OK, SAMPLE_SCHEMA
+from assay.loadtests.recorder import LOST, OK
+from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.reference_broker.trace.schema import LatencyOperation
 
 PHASE = "closed_loop"

@@ -19,32 +19,13 @@ from assay.loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from assay.loadtests.profile import Phases
 from assay.loadtests.schedule import NS_PER_S
 from assay.reference_broker.trace.results import Percentiles
+from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.reference_broker.trace.schema import LatencyOperation
 
 OK, LOST, REFUSED, UNSENT = "ok", "lost", "refused", "unsent"
 """Sample statuses. Of a lost message, ``completed_ns`` is the end of the drain: its latency is at least that long."""
 
 Column = npt.NDArray[np.int64]
-
-SAMPLE_SCHEMA = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("phase", pa.string()),
-        ("operation", pa.string()),
-        ("qos", pa.int64()),
-        ("client", pa.string()),
-        ("seq", pa.int64()),
-        ("intended_ns", pa.int64()),
-        ("sent_ns", pa.int64()),
-        ("completed_ns", pa.int64()),
-        ("status", pa.string()),
-        ("workload", pa.string()),
-        ("queue", pa.string()),
-        ("protocol", pa.string()),
-        ("offered_ns", pa.int64()),
-    ]
-)
-"""Columns of ``samples.parquet``: the fields of ``trace.schema.LatencySample``, in its order."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,12 +72,13 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     if not series:
         return None
     rounds = result.kind is RunKind.BENCH  # its x is the number of the round
+    axis = result.x_axis or ("round" if rounds else "seconds since the start")
     rows, height = _stack(series)
     layout: dict[str, Json] = {"height": 110 + height, "hovermode": "x unified"}
     for row in rows:
         layout |= _row_layout(row)
     layout["xaxis"] = {
-        "title": {"text": "round" if rounds else "seconds since the start"},
+        "title": {"text": axis},
         "anchor": f"y{rows[-1].axis}",
         "rangemode": "tozero",
     }
@@ -88,14 +89,14 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     dropped = len(result.series) - len(series)
     return Chart(
         name=name,
-        title="Round by round" if rounds else "Over time",
+        title=f"By {result.x_axis}" if result.x_axis else "Round by round" if rounds else "Over time",
         description=_describe_timeline(series, bands),
         figure={
             "data": [_trace(line, place, row.axis) for row in rows for place, line in enumerate(row.lines)],
             "layout": layout,
         },
         head=[
-            "round" if rounds else "seconds",
+            result.x_axis or ("round" if rounds else "seconds"),
             *(f"{words(line.name)} ({line.unit})" if line.unit else words(line.name) for line in series),
         ],
         rows=_series_table(series),

@@ -157,6 +157,7 @@ KIND_LABELS: dict[RunKind, str] = {
     RunKind.LOAD: "Load",
     RunKind.BENCH: "Bench",
     RunKind.SPARK: "Spark analysis",
+    RunKind.MODEL: "Model",
 }
 """In the order of the index."""
 
@@ -168,6 +169,7 @@ KIND_QUESTIONS: dict[RunKind, str] = {
     RunKind.LOAD: "How fast is it at a stated rate, and does it lose or repeat anything?",
     RunKind.BENCH: "How does its speed compare with other brokers on the same machine?",
     RunKind.SPARK: "What do the recorded data say when Spark SQL judges them?",
+    RunKind.MODEL: "Does the model agree with theory and measurement, and what does it say of clusters?",
 }
 
 

@@ -19,6 +19,7 @@ from assay.reference_broker.trace.results import RunResult, Verdict
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 from assay.sim.explore import MAX_SEEDS, Exploration, SeedOutcome, explore
 from assay.sim.guard import NondeterminismError
+from assay.sim.models.cli import app as model_app
 from assay.sim.runner import require_sim, run_scenario
 from assay.sim.shrink import Shrunk, shrink, write_scenario
 from assay.sim.world import WorldError
@@ -38,6 +39,7 @@ app = typer.Typer(
     The same seed gives the same run, down to the trace hash. Exit status: 0 nothing found, 1 a finding or no claim
     possible, 2 wrong usage, 4 the simulation itself failed.""",
 )
+app.add_typer(model_app)
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
 

@@ -26,6 +26,7 @@ class RunKind(StrEnum):
     LOAD = "load"
     BENCH = "bench"
     SPARK = "spark"
+    MODEL = "model"
 
 
 class Verdict(StrEnum):
@@ -155,6 +156,8 @@ class RunResult(Record, frozen=True, kw_only=True, omit_defaults=False):
     metrics: dict[str, float | int | str] = {}
     percentiles: list[Percentiles] = []
     series: list[Series] = []
+    x_axis: str = ""
+    """What ``x_s`` of the series is, where it is not seconds since the start: a rate, a number of nodes."""
     bands: list[Band] = []
     artefacts: dict[str, str] = {}
     """Name to path, relative to the folder of ``result.json``."""

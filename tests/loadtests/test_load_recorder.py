@@ -17,7 +17,6 @@ from assay.loadtests.latency_book import LatencyBook, read_latencies
 from assay.loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from assay.loadtests.profile import Phases
 from assay.loadtests.recorder import (
-    SAMPLE_SCHEMA,
     Samples,
     answered,
     collect,
@@ -27,6 +26,7 @@ from assay.loadtests.recorder import (
     write_parquet,
 )
 from assay.loadtests.verdict import drift
+from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.reference_broker.trace.schema import LatencyOperation, LatencySample
 
 MS = 1_000_000
