@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ from assay.conformance.wire import (
     describe,
     encode,
 )
+from assay.conformance.wire.decode import describe_bytes
 from assay.conformance.wire.packets import NO_PROPERTIES
 from assay.reference_broker.trace.conformance import WireLine
 
@@ -92,13 +94,6 @@ class Transcript:
         self.lines.append(
             WireLine(t_ns=elapsed_ns, connection=connection, direction=direction, hex=data.hex(), decoded=decoded)
         )
-
-
-def _describe_bytes(data: bytes, version: int) -> str:
-    try:
-        return ", ".join(describe(packet) for packet in Decoder(version).feed(data)) or f"{len(data)} raw byte(s)"
-    except MalformedPacketError as error:
-        return f"malformed on purpose: {error}"
 
 
 def _names(kinds: tuple[type[Packet], ...]) -> str:
@@ -374,16 +369,20 @@ class Connection(asyncio.Protocol):
         """Send bytes as they are; the runner then checks after the case that the broker is still alive."""
         self.ctx.sent_raw = self.sent_raw = True
         self._note_bytes(data)
-        self.ctx.transcript.add(self.name, "send", data, _describe_bytes(data, self.version))
+        self.ctx.transcript.add(self.name, "send", data, describe_bytes(data, self.version))
         self._write(data)
 
-    async def send_bytewise(self, data: bytes) -> None:
-        """Send each byte by its own write, yielding in between."""
-        self.ctx.transcript.add(self.name, "send", data, f"byte by byte: {_describe_bytes(data, self.version)}")
+    async def send_in_pieces(
+        self, data: bytes, cuts: Sequence[int] = (), pause: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+    ) -> None:
+        """Send packets in several writes, cut at these places or behind each byte, with a ``pause`` behind each."""
+        cuts = cuts or range(1, len(data))
+        said = f"cut at {', '.join(map(str, cuts))}: {describe_bytes(data, self.version)}"
+        self.ctx.transcript.add(self.name, "send", data, said)
         self._note_bytes(data)
-        for value in data:
-            self._write(bytes((value,)))
-            await asyncio.sleep(0)
+        for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+            self._write(data[start:end])
+            await pause()
 
     def send_many(self, packet: Packet, times: int) -> None:
         """Send the same packet many times in one write; the transcript shows it once."""

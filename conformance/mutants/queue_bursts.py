@@ -8,6 +8,7 @@ from typing import Any
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.batches.publish_batches import PublishBatch, PublishBatchReader
 from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.connections.queue_batches import QueueBatches
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.jobs.confirms import Confirm
@@ -126,3 +127,11 @@ def settlements_unwritten(patch: Patch) -> None:
         return ack_all
 
     patch.wrap(PendingLogFile, "ack_all", make)
+
+
+@mutant(
+    "queue-burst-passes-bound-queues",
+    "publishes that come together reach no other queue that their topics are bound to",
+)
+def passes_bound_queues(patch: Patch) -> None:
+    patch.rewrite(QueueBatches, "_granted", " or read.address.bound", "")

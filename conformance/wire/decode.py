@@ -36,6 +36,7 @@ from assay.conformance.wire.packets import (
     Unsuback,
     Unsubscribe,
     Will,
+    describe,
 )
 
 DEFAULT_MAX_PACKET_BYTES = 16 * 1024 * 1024
@@ -476,3 +477,11 @@ class Decoder:
             error.packets_before = error.packets_before or tuple(packets)
             raise
         return packets
+
+
+def describe_bytes(data: bytes, version: int) -> str:
+    """What packets these are, for people; raw where they are none."""
+    try:
+        return ", ".join(describe(packet) for packet in Decoder(version).feed(data)) or f"{len(data)} raw byte(s)"
+    except MalformedPacketError as error:
+        return f"malformed on purpose: {error}"

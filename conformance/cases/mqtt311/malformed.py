@@ -282,13 +282,13 @@ async def bytewise(ctx: CaseContext) -> None:
     topic = ctx.topic()
     payload = bytes(range(200))
     connection = await ctx.open()
-    await connection.send_bytewise(encode(ctx.connect_packet(), 4))
+    await connection.send_in_pieces(encode(ctx.connect_packet(), 4))
     connack = await connection.expect(Connack)
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
     subscribe = Subscribe(packet_id=1, subscriptions=(Subscription(filter=topic),))
-    await connection.send_bytewise(encode(subscribe, 4))
+    await connection.send_in_pieces(encode(subscribe, 4))
     await connection.expect(Suback)
-    await connection.send_bytewise(encode(Publish(topic=topic, payload=payload), 4))
+    await connection.send_in_pieces(encode(Publish(topic=topic, payload=payload), 4))
     await connection.expect_publish(topic, payload)
 
 

@@ -272,7 +272,7 @@ async def in_pieces(ctx: CaseContext) -> None:
     part alone. Every SUBSCRIBE is answered.
     """
     connection = await ctx.open()
-    await connection.send_bytewise(encode(ctx.connect_packet(), 5))
+    await connection.send_in_pieces(encode(ctx.connect_packet(), 5))
     connack = await connection.expect(Connack)
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
     ping = encode(Pingreq(), 5)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish, settlement
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish, describe
@@ -196,7 +199,7 @@ async def ids(ctx: CaseContext) -> None:
     settled: dict[str, Publish] = {}
     for each in given:
         settled.setdefault(property_of(ctx, each, "partition"), each)
-    await _settle_together(ctx, consumer, queue, list(settled.values()))
+    await settle_together(ctx, consumer, queue, list(settled.values()))
     await consumer.disconnect()
     successor = await consume(ctx, queue, name="second")
     found = sorted(each.payload for each in await deliveries(successor, at_least=_MESSAGES - len(settled)))
@@ -205,7 +208,7 @@ async def ids(ctx: CaseContext) -> None:
     ctx.must(found == wanted, f"second: expected {wanted}; seen {found}")
 
 
-async def _settle_together(ctx: CaseContext, consumer: Connection, queue: str, given: list[Publish]) -> None:
+async def settle_together(ctx: CaseContext, consumer: Connection, queue: str, given: list[Publish]) -> None:
     acks = [
         Publish(
             topic=f"$queue/{queue}/$ack", qos=1, packet_id=consumer.next_packet_id(), properties=settlement(ctx, each)
@@ -235,7 +238,60 @@ async def acks(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     given = await deliveries(consumer, at_least=_MESSAGES)
     ctx.must(len(given) == _MESSAGES, f"consumer: expected {_MESSAGES} deliveries; seen {len(given)}")
-    await _settle_together(ctx, consumer, queue, given)
+    await settle_together(ctx, consumer, queue, given)
     await ctx.restart()
     found = [each.payload for each in await deliveries(await consume(ctx, queue, name="later"))]
     ctx.must(not found, f"later: expected nothing, all was acknowledged; seen {found}")
+
+
+@case(
+    "queue/bursts/bound-queues-get-their-share",
+    clauses=("Q-BIND-01", "Q-BIND-03", "Q-BIND-04"),
+    requires=("queues",),
+    mutant="queue-burst-passes-bound-queues",
+    near_miss="queue-captured-before-subscribers",
+)
+async def bound(ctx: CaseContext) -> None:
+    """Of messages that were published in one write, each queue gets those of the topics that it is bound to.
+
+    Sixty messages of any size go to three topics of one queue, sixty more to three ordinary topics, in no order. Of
+    either three, one has no other queue, two are bound to one of their own each, and to one together. A subscriber asks
+    for all the ordinary ones. Each gets all of its messages, once, and no other.
+    """
+    queue, root = new_queue(ctx), ctx.topic("burst")
+    publisher = await ctx.connect(version=5, name="publisher")
+    await create(ctx, publisher, queue)
+    of_queue, ordinary = (
+        [f"{start}{end}" for end in ("", "/red", "/red/large")] for start in (f"$queue/{queue}", root)
+    )
+    bound_to = {
+        topic_filter: found
+        for topics in (of_queue, ordinary)
+        for topic_filter, found in ((topics[1], topics[1:2]), (topics[2], topics[2:]), (f"{topics[1]}/#", topics[1:]))
+    }
+    names = {topic_filter: new_queue(ctx) for topic_filter in bound_to}
+    for topic_filter, name in names.items():
+        await create(ctx, publisher, name, topics=[topic_filter])
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(f"{root}/#", qos=1)
+    wanted: dict[str, list[bytes]] = {topic: [] for topic in (*of_queue, *ordinary)}
+    packets = []
+    for number in range(2 * _MESSAGES):
+        payload = b"number %03d" % number + b"x" * ctx.rng.choice((0, 7, 120, 130))
+        topic = ctx.rng.choice(of_queue if number < _MESSAGES else ordinary)
+        wanted[topic].append(payload)
+        packets.append(Publish(topic=topic, payload=payload, qos=1, packet_id=publisher.next_packet_id()))
+
+    async def heard() -> list[bytes]:
+        return sorted([(await subscriber.expect_publish()).payload for _ in range(_MESSAGES)])
+
+    # A broker may acknowledge when those who get the messages have done so.
+    found, _ = await asyncio.gather(heard(), _accepted(ctx, publisher, packets))
+    payloads = sorted(payload for topic in ordinary for payload in wanted[topic])
+    ctx.must(found == payloads, f"subscriber: expected {payloads}; seen {found}")
+    expected = {queue: of_queue, **{names[topic_filter]: topics for topic_filter, topics in bound_to.items()}}
+    for name, topics in expected.items():
+        consumer = await consume(ctx, name, name=f"consumer of {topics}")
+        payloads = sorted(payload for topic in topics for payload in wanted[topic])
+        found = sorted(each.payload for each in await deliveries(consumer, at_least=len(payloads)))
+        ctx.must(found == payloads, f"{consumer.name}: expected {payloads}; seen {found}")
