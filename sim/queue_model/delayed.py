@@ -78,6 +78,8 @@ class _Asked:
         self.by = 0.0
         self.is_sure = True
         """Something certainly waited then: nothing makes it later."""
+        self.perhaps_from = 0.0
+        """From when on it may be asked before that, and the next time be so much later."""
         self.looked = 0.0
         """When the engine last looked at its clock."""
 
@@ -164,14 +166,19 @@ class Delays:
         if after.delays.pending <= later_least or (must and room >= due_most):
             # All of them; what a crash may have lost is lost.
             # What the queue did not take may have been cancelled since: it is asked again no earlier all the same.
-            asked.by, asked.is_sure = (0.0, True) if must or fired else (asked.by, False)
+            if must or fired:
+                self._asked[name] = asked = _Asked()
+                asked.looked = now
+            asked.is_sure = must or bool(fired)
             for each in due:
                 each.is_pending = False
             for each in self.all:
                 for sent in each.sents if each.name == name else ():
                     sent.is_late = False
-        elif now >= asked.by - _TICK_S or not asked.is_sure:
+        elif now >= asked.perhaps_from - _TICK_S or not asked.is_sure:
+            is_asked = now >= asked.by - _TICK_S and asked.is_sure
             asked.by, asked.is_sure = now + _RETRY_S + _TICK_S, after.delays.pending > later_most
+            asked.perhaps_from = asked.by if is_asked else now
 
     def _may_fire(self, queue: Queue, each: Delayed) -> None:
         each.is_pending = False

@@ -446,9 +446,9 @@ class QueueLife:
     def _dispatch(self) -> None:
         self.oracle.transactions.turn()
         self.engine.dispatch(self.now)
-        self.oracle.transactions.turned()
         self.oracle.written = self.oracle.step
         self._written.append((self.now, self.oracle.step))
+        self.oracle.transactions.turned()
 
     def run_syncs(self, only: Callable[[BackgroundJob], bool] | None = None) -> None:
         """The disk does what it was asked to, or some of it so far."""

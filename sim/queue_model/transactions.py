@@ -71,9 +71,13 @@ class Transactions:
                     self._given_back.append(copy)
 
     def turned(self) -> None:
-        """After that."""
+        """After that. What was given up with the abort is written with the next turn."""
+        self._books.step += bool(self._given_back)
         for copy in self._given_back:
             copy.spots = {spot for spot in copy.spots if spot.kind is not Kind.HELD}
+            if copy.spots == {DONE}:
+                _, held = copy.before[-1]
+                copy.before[-1] = (self._books.step, held)
         self._given_back = []
 
     def commit(self, transaction: Transaction) -> None:

@@ -422,3 +422,40 @@ def test_what_had_left_before_it_was_lost_is_passed_once() -> None:
     machine.produce(begins=True, is_numbered=False, key=None, name="s", queues=(QUEUE,), then="rest", timeout_s=60.0)
     machine.end(again="", how=Persistence.ALL_BUT_ONE)
     machine.teardown()
+
+
+def test_a_full_queue_may_be_asked_again_earlier_than_the_model_can_know() -> None:
+    """One of two that waited was cancelled: what asked the queue again did so before, and next time so much later."""
+    life = QueueLife(Setup(max_retries=0, ordered=False, dead_letters=False, max_depth=2))
+    life.join(QUEUE, "h", "b", room=0)
+    for _ in range(2):
+        life.publish()
+    delayer = Delayer(life)
+    delayer.publish(0.9)
+    for wait_s in (0.5, 1.0):
+        life.rest()
+        life.wait(wait_s)
+    life.rest()
+    delayer.publish(0.9)
+    for wait_s in (0.25, 0.25):
+        life.rest()
+        life.wait(wait_s)
+    delayer.cancel(0)
+    for wait_s in (0.25, 0.25, 1.0, 1.0):
+        life.rest()
+        life.wait(wait_s)
+    life.rest()
+    life.drain()
+
+
+def test_what_an_abort_gives_up_is_written_with_the_next_turn() -> None:
+    """A kill between the two had it again, and the model had it over."""
+    machine = QueueMachine()
+    machine.open(setup=Setup(ordered=False, max_retries=0, dead_letters=False, segment_bytes=100_000), seed=0)
+    machine.settle_several(
+        any_group=False, member=0, picks=[0], ranges=False, then="rest", verb=Verb.ACK, wait_s=None, within=None
+    )
+    machine.ack_within(begins=True, member=0, name="s", then="rest", which=0)
+    machine.init(name="s", then="turn")
+    machine.end(again="", how="kill")
+    machine.teardown()
