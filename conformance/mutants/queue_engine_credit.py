@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
@@ -9,8 +10,10 @@ from assay.conformance.mutants.queue_engine import Original, after
 from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups import group_state
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import Consumer, PendingEntry
+from assay.reference_broker.queues.jobs.store import PendingRecord
 
 
 @mutant("engine-credit-ignored", "a consumer is given all that it may hold, whatever its credit")
@@ -122,6 +125,18 @@ def release_not_logged(patch: Patch) -> None:
         return give_back
 
     patch.wrap(ConsumerGroup, "give_back", make)
+
+
+@mutant("engine-snapshot-counts-releases", "in a snapshot of its group, a delivery that was given back untried counts")
+def snapshot_counts_releases(patch: Patch) -> None:
+    original = group_state.pending_records
+
+    def pending_records(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
+        for entry in entries:
+            for record in original([entry]):
+                yield record._replace(delivery_count=entry.delivery_count)
+
+    patch.replace(group_state, "pending_records", pending_records)
 
 
 @variation("engine-grant-serves-everybody", "a grant has every group of the queue looked at")

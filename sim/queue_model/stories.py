@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+from unittest import mock
 
 import msgspec
 
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.storage import pending_log
 from assay.sim.disk import Persistence
 from assay.sim.queue_model.delaying import Delayer
 from assay.sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
@@ -728,5 +730,19 @@ def a_release_is_remembered_over_a_start(life: StoryLife) -> None:
     life.pass_by(1.0, 5.0, 30.0)
     _granted(life, member, 0)
     _released(life, member)
+    life.kill()
+    life.enter()
+
+
+@ends("engine-snapshot-counts-releases", setup=Setup(max_retries=1))
+def a_release_is_remembered_over_a_snapshot(life: StoryLife) -> None:
+    """The log of its group has been replaced by what was pending."""
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.NACK)
+    _granted(life, member, 0)
+    with mock.patch.object(pending_log, "SNAPSHOT_OPERATIONS", 1):
+        _released(life, member)
+        life.pass_by(*[1.0] * 6)
     life.kill()
     life.enter()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import Durability
+from assay.reference_broker.queues import Outcome
 from assay.reference_broker.storage import pending_log, pending_snapshot
 from assay.reference_broker.storage.group_files import decode_cursor_file, decode_pending_file
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -100,3 +101,30 @@ def test_what_settles_while_a_snapshot_is_taken_stays_settled(bench_with: BenchW
     again = bench.consumer()
     bench.advance(5.0)
     assert again.values == [str(number) for number in (*range(32, 40), *range(50, 60))]
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_what_was_given_back_untried_does_not_count_over_a_snapshot(bench_with: BenchWith, failed: int) -> None:
+    """But for the first delivery. What had failed as often as it may be tried again was lost at the restart."""
+    disk = MemoryDisk()
+    bench = bench_with(disk, retry={"max_retries": failed, "nack_immediately": True}, dead_letters=False)
+    consumer = bench.consumer(room=60 + failed)
+    for number in range(60):
+        bench.publish(str(number))
+    bench.advance(1.0)
+    held = consumer.got[0]
+    for _ in range(failed):
+        consumer.nack(held)
+        bench.turn()
+        held = consumer.got[-1]
+    assert (held.offset, held.delivery_count) == (0, failed + 1)
+    bench.engine.settle_delivery(held, Outcome.RELEASE, consumer_id=consumer.consumer_id, now=bench.now)
+    for delivery in consumer.got[1:50]:
+        consumer.ack(delivery)
+    bench.advance(2.0)
+    first = decode_pending_file(read(disk, "g.pel")).entries[0]
+    assert (first.offset, first.delivery_count) == (0, max(1, failed))
+    bench.restart()
+    again = bench.consumer()
+    bench.advance(2.0)
+    assert ("0" in again.values) is bool(failed)

@@ -378,9 +378,8 @@ class ConsumerGroup(GroupState):
         entry.released = True
         entry.deadline = now
         if entry.delivery_count > 1:
-            self.log.claim(
-                entry.place.number, entry.offset, entry.last_consumer, int(now * 1000), entry.delivery_count - 1
-            )
+            count = entry.logged_count
+            self.log.claim(entry.place.number, entry.offset, entry.last_consumer, int(now * 1000), count)
         self.log.expire(entry.place.number, entry.offset, int(now * 1000))
         self.confirm_when_written(on_done)
         self.trace(TraceKind.RETRY_SCHEDULED, entry, "released")

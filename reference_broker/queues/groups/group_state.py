@@ -203,7 +203,7 @@ class GroupState(SyncPoint, ABC):
         if self._confirm_when_synced and confirms and (self.log.needs_sync or self.is_syncing):
             self.waiting += confirms
             self.agenda.awaited_syncs[self] = None
-        else:
+        elif confirms:
             call_all(confirms, None)
         if self.log.wants_snapshot(self.unsettled):
             self._begin_snapshot(now)
@@ -234,10 +234,10 @@ class GroupState(SyncPoint, ABC):
         """Replace the log by what is pending now. Entries are only listed here; each turn describes some of them."""
         cursors = {place.number: CursorRecord(place.cursor, place.committed) for place in self.every_place}
         entries = [entry for place in self.every_place for entry in place.pending.values()]
-        self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
+        self.log.begin_snapshot(cursors, pending_records(entries), int(now * 1000))
 
 
-def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
+def pending_records(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
     """The entries that are still pending when it is their turn, as they are then."""
     for entry in entries:
         if entry.state is not EntryState.SETTLED:
@@ -247,5 +247,5 @@ def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
                 entry.consumer.consumer_id if entry.consumer is not None else "",
                 int(entry.claimed_at * 1000),
                 int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
-                entry.delivery_count,
+                entry.logged_count,
             )

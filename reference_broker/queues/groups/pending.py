@@ -170,6 +170,11 @@ class PendingEntry(msgspec.Struct, eq=False):
     released: bool = False
     """Its consumer gave it back untried: the next delivery has the number of the last one."""
 
+    @property
+    def logged_count(self) -> int:
+        """Deliveries that count over a restart: one that was given back untried does not, but for the first."""
+        return self.delivery_count - (self.released and self.delivery_count > 1)
+
 
 class GroupPartition:
     """A group's view of one partition, or of one lane of it."""
