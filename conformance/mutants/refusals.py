@@ -170,9 +170,8 @@ def vendor_prefix(patch: Patch) -> None:
 
 @mutant("v5-refused-identifier-kept", "the identifier of a refused QoS 2 PUBLISH is remembered as if it were taken")
 def identifier_kept(patch: Patch) -> None:
-    def settle(session: Session, qos: int, packet_id: int, _error: QueueError | None) -> None:
-        if qos == 2:
-            session.inbound_qos2[packet_id] = True
+    def settle(session: Session, packet_id: int, _error: QueueError | None) -> None:
+        session.inbound_qos2[packet_id] = True
 
     patch.replace(inbound, "settle_inbound", settle)
 

@@ -213,14 +213,9 @@ class QueueEngine(QueueOperations):
                 return False
         return queue.publish_batch(batch, now, part)
 
-    @property
-    def has_pressure(self) -> bool:
-        """Queues in memory hold too much: see :meth:`is_pressed`."""
-        return self.memory is not None and self.memory.pressed
-
     def is_pressed(self, address: QueueAddress) -> bool:
         """Whether who publishes there should wait, since queues in memory hold too much."""
-        if not self.has_pressure:
+        if self.memory is None or not self.memory.pressed:
             return False
         queues = [self._queues.get(name) for name in (address.queue, *address.bound)]
         return any(queue is not None and queue.volatile for queue in queues)
@@ -444,8 +439,9 @@ class QueueEngine(QueueOperations):
                     group.serve(now)
             if self._draining:
                 self.end_draining()
-            # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
-            self._write_partitions()
+            if agenda.partitions_to_write:
+                # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
+                self._write_partitions()
         if agenda.groups_to_write:
             written, agenda.groups_to_write = agenda.groups_to_write, {}
             for state in written:

@@ -26,6 +26,8 @@ class DiskRoom:
         self.check_every_bytes = min(_CHECK_EVERY_BYTES, reserve_bytes // 4)
         self.written_bytes = self.check_every_bytes
         """Since the disk was asked. Who writes what is never refused here adds to it."""
+        self._known_bytes = 0
+        """Below it the disk need not be asked: little was written, and it is not nearly full."""
         self.look_at_bytes = 0
         """With so many of these, somebody is to see what is spare."""
         self._free_bytes = 0
@@ -37,7 +39,7 @@ class DiskRoom:
         Raises :class:`LogError`. When the disk cannot tell, the append will show.
         """
         self.written_bytes += size
-        if self._is_known:
+        if self.written_bytes < self._known_bytes:
             return
         free_bytes = self._ask()
         self.written_bytes = size
@@ -55,7 +57,7 @@ class DiskRoom:
         """How much may be written before the reserve is touched; negative within it."""
         if not self.reserve_bytes:
             return _UNKNOWN_BYTES
-        if not self._is_known:
+        if self.written_bytes >= self._known_bytes:
             self._ask()
         return self._free_bytes - self.written_bytes - self.reserve_bytes
 
@@ -69,12 +71,6 @@ class DiskRoom:
         self.look_at_bytes = 0
         return spare_bytes
 
-    @property
-    def _is_known(self) -> bool:
-        """Little was written since the disk was asked, and it is not nearly full."""
-        unchecked_bytes, little_bytes = self.written_bytes, self.check_every_bytes
-        return unchecked_bytes < little_bytes and self._free_bytes - unchecked_bytes - self.reserve_bytes > little_bytes
-
     def _ask(self) -> int:
         """Bytes that are free now."""
         try:
@@ -82,4 +78,6 @@ class DiskRoom:
         except OSError:
             self._free_bytes = _UNKNOWN_BYTES
         self.written_bytes = self.look_at_bytes = 0
+        little_bytes = self.check_every_bytes
+        self._known_bytes = min(little_bytes, self._free_bytes - self.reserve_bytes - little_bytes)
         return self._free_bytes

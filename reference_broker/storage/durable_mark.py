@@ -90,7 +90,7 @@ class DurableMarkFile:
 
     def write(self, mark: DurableMark) -> None:
         """Raises :class:`OSError`; the log is none the worse for it."""
-        file = self._opened()
+        file = self._file or self._opened()
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._unsynced += 1
         file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))

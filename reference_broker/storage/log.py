@@ -12,7 +12,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, is_passing, reas
 from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, RetentionPolicy
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
 from assay.reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
-from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from assay.reference_broker.storage.file_sync import FileSync
@@ -312,10 +312,11 @@ class SegmentedLog:
         """See :meth:`PartitionLog.start_sync`."""
         if self._syncing is not None or not self._unsynced or self._failure or self._closed:
             return None
-        try:
-            self.flush()
-        except LogError as error:
-            self.note(self._folder, str(error))
+        if self._buffer.records:
+            try:
+                self.flush()
+            except LogError as error:
+                self.note(self._folder, str(error))
         self._syncing = tuple(self._unsynced)
         last = self._segments[-1]
         self._syncing_to = DurableMark(last.end_offset, last.base_offset, last.size)
@@ -325,12 +326,14 @@ class SegmentedLog:
         self._names_unsynced = False
         if self._buffer.records:
             self._unsynced[last] = None
-        task = FileSync(
-            self._disk,
-            [segment.file() for segment in self._syncing if segment.is_open],
-            folders,
-            paths=[*(segment.path for segment in self._syncing if not segment.is_open), *marks],
-        )
+        files: list[DiskFile] = []
+        paths: list[str] = []
+        for segment in self._syncing:
+            if segment.is_open:
+                files.append(segment.file())
+            else:
+                paths.append(segment.path)
+        task = FileSync(self._disk, files, folders, paths=[*paths, *marks])
         task.place = self._folder
         return task
 
@@ -346,8 +349,10 @@ class SegmentedLog:
                 self._durable = self._syncing_to
                 self._write_mark()
             self._named_until = max(self._named_until, self._syncing_to.segment_base)
+            last = self._segments[-1]
             for segment in dict.fromkeys((*synced, *self._unsettled)):
-                self._settle_sealed(segment)
+                if segment is not last:
+                    self._settle_sealed(segment)
             return
         if is_passing(error):
             self._unsynced = dict.fromkeys((*synced, *self._unsynced))

@@ -177,15 +177,13 @@ def read_header(data: bytes) -> tuple[str, str] | None:
 
 def encode_frames(operations: list[bytes]) -> bytes:
     """Encoded operations, in frames that a reader accepts."""
-    return b"".join(_frame_pieces(operations))
-
-
-def _frame_pieces(operations: list[bytes]) -> Iterator[bytes]:
+    pieces: list[bytes] = []
     for start in range(0, len(operations), _FRAME_OPERATIONS):
-        payload = b"".join(operations[start : start + _FRAME_OPERATIONS])
-        for piece in (payload,) if len(payload) <= MAX_FRAME_BYTES else operations[start : start + _FRAME_OPERATIONS]:
-            yield _FRAME.pack(len(piece), crc32c(piece))
-            yield piece
+        some = operations[start : start + _FRAME_OPERATIONS]
+        payload = b"".join(some)
+        for piece in (payload,) if len(payload) <= MAX_FRAME_BYTES else some:
+            pieces += (_FRAME.pack(len(piece), crc32c(piece)), piece)
+    return b"".join(pieces)
 
 
 def walk_frames(file: DiskFile, start: int) -> Iterator[LogFrame | LogDamage]:

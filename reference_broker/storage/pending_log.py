@@ -116,7 +116,8 @@ class PendingLogFile(OperationCollector):
         frames = encode_frames(self._operations)
         file = self._logs[-1]
         try:
-            self._cut_rest()
+            if self._uncut is not None:
+                self._cut_rest()
             before = file.size
             try:
                 file.append(frames)

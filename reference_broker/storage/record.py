@@ -88,8 +88,6 @@ class RecordEncoder:
 
     def encode(self, records: Sequence[NewRecord]) -> EncodedRecords:
         """At least one record; offsets count from 0, times from the first record's. Raises :class:`RecordError`."""
-        if len(records) == 1:
-            return self._encode_one(records[0])
         if len(records) <= _FEW and (few := self._encode_few(records)) is not None:
             return few
         timestamps, keys, values, header_sets = zip(*records, strict=True)
@@ -102,14 +100,6 @@ class RecordEncoder:
         headers = self._header_column(header_sets)
         layout.add(headers)
         return layout.join(), max_timestamp_ms, has_keys, headers != _NO_HEADERS
-
-    def _encode_one(self, record: NewRecord) -> EncodedRecords:
-        timestamp_ms, key, value, headers = record
-        header_bytes = _HEADER_BYTES.get(headers) or self._encode_headers(headers)
-        key_size = _NULL if key is None else uvarint(len(key) << 1)
-        value_size = _NULL if value is None else uvarint(len(value) << 1)
-        data = b"".join((b"\x00\x00", key_size, key or b"", value_size, value or b"", header_bytes))
-        return data, timestamp_ms, key is not None, header_bytes != _NO_HEADERS
 
     def _encode_few(self, records: Sequence[NewRecord]) -> EncodedRecords | None:
         """As :meth:`encode`, record by record; None where times differ or something is null."""

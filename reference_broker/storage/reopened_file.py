@@ -37,7 +37,7 @@ class ReopenedFile:
         return self._size if self._file is None else self._file.size
 
     def append(self, data: bytes) -> int:
-        file = self._opened()
+        file = self._file or self._opened()
         self._is_unsynced = True
         return file.append(data)
 

@@ -644,7 +644,7 @@ class Inbound(PublishAcks):
         except QueueError as refused:
             error = refused.bare()
         if qos == 2:
-            settle_inbound(session, 2, packet_id, error)
+            settle_inbound(session, packet_id, error)
         data = handlers.acknowledgement(connection, qos, packet_id, error, matched=matched)
         if data is None:
             connection.close_now(now)
@@ -679,7 +679,8 @@ class Inbound(PublishAcks):
                 told.append((kind.value, stored_id))
 
         def confirmed(error: QueueError | None) -> None:
-            settle_inbound(session, qos, packet_id, error)
+            if qos == 2:
+                settle_inbound(session, packet_id, error)
             if session.connection is not connection:
                 return
             slot.data = handlers.acknowledgement(connection, qos, packet_id, error, matched=True, told=tuple(told))
@@ -694,7 +695,10 @@ class Inbound(PublishAcks):
             self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
-        if self._broker.is_pressed(message.topic, session) and not session.consumers and not connection.closing:
+        memory = self._broker.engine.memory
+        if memory is None or not memory.pressed or session.consumers or connection.closing:
+            return
+        if self._broker.is_pressed(message.topic, session):
             # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
             self.must_wait = True
             self._broker.waiting_publishers[connection] = None
@@ -711,13 +715,12 @@ class Inbound(PublishAcks):
         transaction_requests.request(self._broker, message, may_publish, session, now, answered)
 
 
-def settle_inbound(session: Session, qos: int, packet_id: int, error: QueueError | None) -> None:
+def settle_inbound(session: Session, packet_id: int, error: QueueError | None) -> None:
     """The broker has, or refused, a QoS 2 message: its id may be acknowledged, or is free again."""
-    if qos == 2:
-        if error is None:
-            session.inbound_qos2[packet_id] = True
-        else:
-            session.inbound_qos2.pop(packet_id, None)
+    if error is None:
+        session.inbound_qos2[packet_id] = True
+    else:
+        session.inbound_qos2.pop(packet_id, None)
 
 
 def _sys_refusal() -> QueueError:

@@ -638,8 +638,6 @@ class MqttBroker(Broker):
 
     def is_pressed(self, topic: str, session: Session) -> bool:
         """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
-        if not self.engine.has_pressure:
-            return False
         try:
             read = self.topics.read(topic, session.tenant)
         except QueueError:

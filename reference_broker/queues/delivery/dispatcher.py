@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
 from assay.reference_broker.queues.groups.delivery import Delivery
-from assay.reference_broker.queues.groups.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
+from assay.reference_broker.queues.groups.delivery_run import MIN_RUN, DeliveryRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import (
     DELIVERED,
@@ -78,11 +78,11 @@ class Dispatcher:
             group.prune_timeouts()
             if group.slow is not None:
                 group.slow.note(now)
-            agenda = group.agenda
-            self._count_work()
+            agenda, has_more = group.agenda, self._has_more
+            self._is_spent()
             agenda.work += (self._skips >> 1) + (len(group.consumers) + len(group.places) >> 6)
-            if self._skips >= _SKIPS_PER_TURN or self._has_more:
-                self._has_more = False
+            self._has_more = False
+            if self._skips >= _SKIPS_PER_TURN or has_more:
                 agenda.groups_to_serve[group] = None
 
     def _serve_in_order(self, now: float) -> None:
@@ -92,30 +92,26 @@ class Dispatcher:
         if self._consumer_turn:
             at = self._consumer_turn % len(consumers) if consumers else 0
             consumers = consumers[at:] + consumers[:at]
-        for served, consumer in enumerate(consumers):
-            if self._is_spent():
-                self._consumer_turn += served
-                return
+        for served, consumer in enumerate(consumers, 1):
             if group.scheduler is None:
                 self._serve_consumer(consumer, now)
             else:
                 self._serve_by_lanes(consumer, group.scheduler, now)
+            if served < len(consumers) and self._is_spent():
+                self._consumer_turn += served
+                return
         self._consumer_turn = 0
 
     def _is_spent(self) -> bool:
-        """Whether the turn has no room for more."""
-        self._has_more = has_more = self._count_work() >= MAX_WORK
-        return has_more
-
-    def _count_work(self) -> int:
-        """Count what was delivered since the last time; returns the work of the turn so far."""
+        """Count what was delivered since the last time; returns whether the turn has no room for more."""
         group = self._group
         counts, agenda, in_runs = group.counts, group.agenda, self._in_runs
         delivered = counts.delivered + counts.redelivered
         # What went out in runs took less.
         work = agenda.work = agenda.work + delivered - self._counted - (in_runs - (in_runs >> 3))
         self._counted, self._in_runs = delivered, 0
-        return work
+        self._has_more = work >= MAX_WORK
+        return self._has_more
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
         at = consumer.next_turn
@@ -277,8 +273,8 @@ class Dispatcher:
         partition = place.partition
         cached = partition.cached
         lanes = partition.lanes
-        if self._has_runs and consumer.deliver_run is not None and lanes is None and limit >= MIN_RUN:
-            limit -= self._deliver_run(place, consumer, consumer.deliver_run, limit, now)
+        if limit >= MIN_RUN <= partition.visible_end - place.cursor and self._has_runs and lanes is None:
+            limit -= self._deliver_run(place, consumer, limit, now)
         while limit > 0:
             offset = place.cursor
             if lanes is not None:
@@ -309,13 +305,11 @@ class Dispatcher:
             limit -= 1
         return True
 
-    def _deliver_run(
-        self, place: GroupPartition, consumer: Consumer, deliver_run: DeliverRun, limit: int, now: float
-    ) -> int:
+    def _deliver_run(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> int:
         """Deliver several from the cursor on at once; returns how many, 0 when they must go one by one."""
-        group, partition = self._group, place.partition
+        group, partition, deliver_run = self._group, place.partition, consumer.deliver_run
         offset = place.cursor
-        if partition.visible_end - offset < MIN_RUN or (place.waiting and place.holds_back):
+        if deliver_run is None or (place.waiting and place.holds_back):
             return 0
         stored: list[StoredMessage] = []
         for message in map(partition.cached.get, range(offset, min(offset + limit, partition.visible_end))):

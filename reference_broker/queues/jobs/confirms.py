@@ -103,10 +103,10 @@ class SyncPoint:
         self.is_syncing = False
         self._synced_log.finish_sync(error)
         finished, self._running = [*self._running], ()
-        if is_passing(error):
-            self.waiting = [*finished, *self.waiting]
-            return []
         if error is not None:
+            if is_passing(error):
+                self.waiting = [*finished, *self.waiting]
+                return []
             self.fail(f"the disk failed to sync: {error.strerror or error}; restart the broker once it is repaired")
             finished += self.waiting
             self.waiting = []

@@ -27,22 +27,19 @@ class MessageCache:
 
     def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> None:
         """Add a message unless it is there."""
-        if offset in part:
-            return
-        part[offset] = message
-        self._enter(part, offset, offset + 1, message.size + MESSAGE_OVERHEAD_BYTES)
+        if offset not in part:
+            self.put_run(part, offset, (message,))
 
     def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
         """Add messages of consecutive offsets, none of which is there."""
-        if len(messages) == 1:
+        count = len(messages)
+        end = base_offset + count
+        if count == 1:
             part[base_offset] = messages[0]
-            self._enter(part, base_offset, base_offset + 1, messages[0].size + MESSAGE_OVERHEAD_BYTES)
-            return
-        end = base_offset + len(messages)
-        part.update(zip(range(base_offset, end), messages, strict=True))
-        self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * MESSAGE_OVERHEAD_BYTES)
-
-    def _enter(self, part: dict[int, StoredMessage], base_offset: int, end: int, size: int) -> None:
+            size = messages[0].size + MESSAGE_OVERHEAD_BYTES
+        else:
+            part.update(zip(range(base_offset, end), messages, strict=True))
+            size = sum(map(_SIZE, messages)) + count * MESSAGE_OVERHEAD_BYTES
         self._order.append((part, base_offset, end, size))
         self._bytes += size
         while self._bytes > self._max_bytes:
