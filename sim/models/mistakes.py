@@ -14,7 +14,8 @@ import msgspec
 from simpy import Store
 
 from assay.reference_broker.queues.messages.lanes import LaneScheduler
-from assay.sim.models import customers, mm1, mmc, stations
+from assay.sim.models import customers, mm1, mmc, planning, stations
+from assay.sim.models.cluster_world import ClusterWorld
 from assay.sim.models.model import ModelError
 
 
@@ -71,6 +72,14 @@ def _served_alone(customers_: customers.Customers, servers: int) -> Any:
     return mm1.serve(customers_, max(1, servers - 1))
 
 
+def _leader_alone(self: ClusterWorld, partition: Any) -> int:
+    return int(partition.durable[partition.leader])
+
+
+def _no_steps(self: ClusterWorld) -> Iterator[Any]:
+    yield self.env.timeout(0)
+
+
 MISTAKES: Final = {
     mistake.name: mistake
     for mistake in (
@@ -109,6 +118,24 @@ MISTAKES: Final = {
             model="group-commit",
             what="what comes while a sync runs is durable when it ends",
             changes=lambda: [patch.object(stations.GroupCommit, "_commit", _late_comers_too)],
+        ),
+        Mistake(
+            name="acknowledges-what-followers-lack",
+            model="cluster",
+            what="acks all are given as soon as the leader has it",
+            changes=lambda: [patch.object(ClusterWorld, "committed", _leader_alone)],
+        ),
+        Mistake(
+            name="slow-followers-stay-in-sync",
+            model="cluster",
+            what="a follower behind the limit stays an in-sync replica",
+            changes=lambda: [patch.object(ClusterWorld, "_shrink", _no_steps)],
+        ),
+        Mistake(
+            name="plans-for-the-median",
+            model="planning",
+            what="the number of nodes keeps the bound for half of the messages",
+            changes=lambda: [patch.object(planning, "_PLANNED", 0.5)],
         ),
     )
 }

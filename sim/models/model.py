@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from assay.reference_broker.trace.results import Check, Series, Verdict, worst
+from assay.reference_broker.trace.results import Band, Check, Series, Verdict, worst
 from assay.reference_broker.trace.schema import LatencyOperation
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 from assay.sim.kernel import substream
@@ -146,6 +146,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Series] = []
     x_axis: str = ""
     """What ``x_s`` of the series is; empty: seconds."""
+    bands: list[Band] = []
     metrics: dict[str, float | int | str] = {}
     answers: list[str] = []
     """Sentences for people: what follows from it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.sim.models import group_commit, mg1, mm1, mmc, priority_lanes
+from assay.sim.models import cluster, group_commit, mg1, mm1, mmc, planning, priority_lanes
 from assay.sim.models.model import Model, ModelError
 
 MODELS: dict[str, Model[Any]] = {
-    module.MODEL.name: module.MODEL for module in (mm1, mmc, mg1, priority_lanes, group_commit)
+    module.MODEL.name: module.MODEL for module in (mm1, mmc, mg1, priority_lanes, group_commit, cluster, planning)
 }
 
 

@@ -135,6 +135,7 @@ def run_model(
         percentiles=[percentiles(part) for part in answered],
         series=series,
         x_axis=x_axis,
+        bands=outcome.bands,
         artefacts={"samples": SAMPLES_FILE} if answered and out is not None else {},
         machine=_this_machine(),
     )
