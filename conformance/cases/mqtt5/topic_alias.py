@@ -59,13 +59,14 @@ async def set_anew(ctx: CaseContext) -> None:
     Alias 1 is set to one topic, then to another, and used. The last message arrives under the second topic.
     """
     first, second = ctx.topic("first"), ctx.topic("second")
-    subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(first, second)
+    of_first, of_second = await ctx.connect(name="of first"), await ctx.connect(name="of second")
+    await of_first.subscribe(first)
+    await of_second.subscribe(second)
     publisher = await ctx.connect(name="publisher")
     publisher.send(_aliased(first, 1, b"1"), _aliased(second, 1, b"2"), _aliased("", 1, b"3"))
-    await subscriber.expect_publish(first, b"1")
-    await subscriber.expect_publish(second, b"2")
-    await subscriber.expect_publish(second, b"3")
+    await of_first.expect_publish(first, b"1")
+    await of_second.expect_publish(second, b"2")
+    await of_second.expect_publish(second, b"3")
 
 
 @case(
