@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from transcripts import golden
 from transcripts.life import Life
+from transcripts.world import Client, World
+
+from assay.conformance.wire import Pingreq
+from assay.reference_broker.core.connection import Connection
+from assay.reference_broker.mqtt.connections import connection as connection_module
 
 _A_TEST = 4
 """Lives."""
@@ -28,6 +38,83 @@ def test_lives_go_as_they_went(first: int) -> None:
 def test_the_general_ways_say_the_same_as_the_fast_ones(number: int) -> None:
     """A broker that writes traces takes them."""
     assert not list(golden.difference(number, _GOLDEN[number], Life(number, traced=True).run()))
+
+
+class InPieces(World):
+    """Whatever clients send comes in pieces of any size."""
+
+    def receive(self, client: Client, data: bytes) -> None:
+        rng, at = random.Random(len(data)), 0
+        while at < len(data):
+            end = at + rng.choice((1, 2, 3, 7, 20, 200))
+            super().receive(client, data[at:end])
+            at = end
+
+
+class SlowReaders(World):
+    """Of what clients are sent, their transports take one byte, and the rest when more is to be sent."""
+
+    def take_output(self, connection: Connection) -> bytes:
+        data = super().take_output(connection)
+        if data and not connection.closing:
+            connection.note_backlog(len(data) - 1, 1, self.now)
+        return data
+
+
+class ShortTurns(World):
+    """A turn handles one packet of a client. Who is served in what order then is free to the broker."""
+
+    def receive(self, client: Client, data: bytes) -> None:
+        with mock.patch.object(connection_module, "_PACKETS", range(1)):
+            super().receive(client, data)
+            self.turn()
+
+
+@pytest.mark.parametrize("world", [InPieces, SlowReaders])
+def test_lives_go_the_same_however_bytes_travel(world: type[World]) -> None:
+    for number in range(3, golden.LIVES, 12):
+        # In which order a turn writes what it changed of sessions is free, and shows in which of it is gone later.
+        _go_the_same(number, Life(number, world=world), "disk: sessions/", "/bytes/")
+
+
+def _go_the_same(number: int, life: Life, *free: str) -> None:
+    """But for traces, and lines with texts that are ``free`` to differ."""
+    texts = ("trace: ", *free)
+    lives = _GOLDEN[number], life.run()
+    before, now = ([line for line in lines if not any(text in line for text in texts)] for lines in lives)
+    assert not list(golden.difference(number, before, now))
+
+
+def test_everybody_is_served_however_short_turns_are() -> None:
+    """And every count is right."""
+    for number in range(6, golden.LIVES, 12):
+        life = Life(number, world=ShortTurns)
+        lines = life.run()
+        assert not [line for line in lines if line.startswith("count: ")]
+        for client in life.world.clients.values():
+            life.world.send(client, Pingreq())
+            assert not client.is_open or life.world.lines[-1] == f"{client.name} < PINGRESP"
+
+
+def _sizes(*reasons: str) -> Iterator[str]:
+    """Constants of which ``mutation/equivalents.toml`` says that they change nothing."""
+    equivalents = tomllib.loads((Path(__file__).parents[2] / "mutation" / "equivalents.toml").read_text())
+    for entry in equivalents["size"]:
+        if entry["reason"].startswith(reasons):
+            yield from (name.replace("/", ".").replace(".py::", ".") for name in entry["constants"])
+
+
+def test_what_is_remembered_or_read_at_once_changes_nothing_but_speed() -> None:
+    """Each cache has room for one thing, and files are read record by record: the lives are the same, but for how many
+    bytes the figures of caches take."""
+    names = [name for name in _sizes("how much is") if "storage_tools" not in name]
+    assert len(names) > 30
+    with ExitStack() as stack:
+        for name in names:
+            # Windows of acknowledgements hold whole ones.
+            stack.enter_context(mock.patch(f"assay.{name}", 4 if "WINDOW" in name else 1))
+        for number in range(1, golden.LIVES, 16):
+            _go_the_same(number, Life(number), "/bytes/sent'")
 
 
 def test_a_life_that_goes_otherwise_is_told() -> None:

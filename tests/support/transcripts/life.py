@@ -71,7 +71,7 @@ _OPERATIONS: tuple[tuple[str, Any], ...] = (
 class Life:
     """``run`` returns its lines."""
 
-    def __init__(self, seed: int, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, *, traced: bool = False, world: type[World] = World) -> None:
         """``traced``: as well, which takes the general ways past the fast ones; the lines must be the same."""
         self.is_damaged = seed % 3 == 2
         rng = self.rng = random.Random(seed)
@@ -93,7 +93,7 @@ class Life:
                 durability=rng.choice((Durability.FSYNC, Durability.INTERVAL)), segment_bytes=rng.choice((900, 4_000))
             ),
         )
-        self.world = World(config, seed, traced=traced)
+        self.world = world(config, seed, traced=traced)
         self.settings = [_SETTINGS[seed % len(_SETTINGS)], rng.choice(_SETTINGS)]
         self.versions = {name: rng.choice((4, 5, 5)) for name in _NAMES}
         self.numbers = 0

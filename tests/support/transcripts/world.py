@@ -14,6 +14,7 @@ from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.batch import HEADER_BYTES, BatchError, decode_header
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
+from transcripts.audit import wrong_counts
 
 START = 1_700_000_000.0
 _TURNS = 10_000
@@ -51,7 +52,7 @@ class World:
         rng = random.Random(self.seed + self._starts)
         self.node = BrokerNode(self.config, self.disk, rng, self.now, self._tracer)
         self.lines += [f"note: {note.place}: {note.problem}" for note in self.node.recovery_notes]
-        self._turn()
+        self.turn()
 
     def _on_trace(self, kind: TraceKind, fields: dict[str, str | int]) -> None:
         self.trace.append(f"trace: {kind.value} {json.dumps(fields, sort_keys=True)}")
@@ -69,9 +70,12 @@ class World:
             return
         self.lines += [f"{client.name} > {_shown(packet)}" for packet in packets]
         self.now += 0.001
-        data = b"".join(encode(packet, client.version) for packet in packets)
+        self.receive(client, b"".join(encode(packet, client.version) for packet in packets))
+        self.turn()
+
+    def receive(self, client: Client, data: bytes) -> None:
+        """The broker gets what a client has sent."""
         self.node.receive(client.connection, data, self.now)
-        self._turn()
 
     def lose(self, client: Client) -> None:
         """The transport ends."""
@@ -79,7 +83,7 @@ class World:
             client.is_open = False
             self.lines.append(f"{client.name} is gone")
             self.node.connection_lost(client.connection, self.now)
-            self._turn()
+            self.turn()
 
     def advance(self, seconds: float) -> None:
         self.lines.append(f"{seconds:g} s pass")
@@ -90,17 +94,17 @@ class World:
                 break
             self.now = max(self.now, deadline)
             self.node.tick(self.now)
-            self._turn()
+            self.turn()
         self.now = end
         self.node.tick(self.now)
-        self._turn()
+        self.turn()
 
     def restart(self, *, cleanly: bool, damage: Callable[[MemoryDisk, list[str]], str] | None = None) -> None:
         """Cleanly, or as kill -9 does: what was written stays, but for ``damage``, which tells what it did."""
         self.lines.append("the broker ends" if cleanly else "the broker is killed")
         if cleanly:
             self.node.close(self.now)
-            self._turn()
+            self.turn()
         self.clients.clear()
         self.now += 1.0
         if damage is not None:
@@ -110,7 +114,7 @@ class World:
 
     # -- what the broker does ------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Until nothing is left to do; then what each client was sent is written down, client by client."""
         for _ in range(_TURNS):
             dirty = self.node.take_dirty(self.now)
@@ -126,14 +130,21 @@ class World:
             raise AssertionError(f"the broker is busy after {_TURNS} turns")
         for name in sorted(self._said):
             self.lines += self._said.pop(name)
+        wrong = wrong_counts(self.node, [client.connection for client in self.clients.values() if client.is_open])
+        self.lines += [f"count: {text}" for text in wrong]
+
+    def take_output(self, connection: Connection) -> bytes:
+        """What the broker has for a client, who takes it at once."""
+        data = connection.take_output()
+        if connection.noted_unread_bytes:
+            connection.note_backlog(0, len(data), self.now)
+        return data
 
     def _take(self, connection: Connection) -> None:
-        data = connection.take_output()
+        data = self.take_output(connection)
         client = next((each for each in self.clients.values() if each.connection is connection), None)
         if client is None:
             return
-        if connection.noted_unread_bytes:
-            connection.note_backlog(0, len(data), self.now)
         said = self._said.setdefault(client.name, [])
         for frame in client.decoder.feed_frames(data):
             packet = decode_packet(frame, client.version)
