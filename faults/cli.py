@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from assay.conformance.mutants import UnknownMutantError, all_mutants, find
+from assay.faults.failover.cli import failover
 from assay.faults.runner import RunError, RunOptions, run_scenario
 from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld, find_scenario, shipped_scenarios
 from assay.faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
@@ -46,6 +47,7 @@ app = typer.Typer(
     letters must be right. Exit status: 0 the contract held, 1 a finding or no claim possible, 2 wrong usage, 4 the
     harness failed.""",
 )
+app.command()(failover)
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
 

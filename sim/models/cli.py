@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -38,6 +38,7 @@ app = typer.Typer(
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
 
+Found = tuple[Model[Any], Outcome, RunResult]
 Seed = Annotated[int, typer.Option(min=0, help="Of every random choice; the same seed gives the same figures.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A parameter, as name=value in YAML; may be repeated.")
@@ -87,7 +88,7 @@ def _error(outcome_row: Any) -> str:
     return "-" if error is None else f"{error:+.2f} %"
 
 
-def show(found: list[tuple[Model[Any], Outcome, RunResult]]) -> None:
+def show(found: list[Found]) -> None:
     """The table: model, what it computed, what was expected, how far off."""
     table = WholeTable("model", "figure", "value", "expected", "error", "allowed", "", "by", box=None, pad_edge=False)
     for model, outcome, _ in found:
@@ -101,7 +102,7 @@ def show(found: list[tuple[Model[Any], Outcome, RunResult]]) -> None:
             console.print(answer, highlight=False)
 
 
-def markdown(found: list[tuple[Model[Any], Outcome, RunResult]]) -> str:
+def markdown(found: list[Found]) -> str:
     """The same table for a page."""
     lines = ["| model | figure | value | expected | error | by |", "| --- | --- | --- | --- | --- | --- |"]
     for model, outcome, _ in found:
@@ -150,33 +151,66 @@ def run(
     assay sim model run group-commit --out out/models --seed 7
     """
     with explained():
-        chosen = [find_model(name) for name in (MODELS if names == ["all"] else names)]
-        overrides = _settings(settings or [])
-        found: list[tuple[Model[Any], Outcome, RunResult]] = []
-        for model in chosen:
-            values, sources = load_parameters(model, parameters, overrides)
-            folder = None if out is None else out / model.name
-            plant = nullcontext() if mistake is None else planted(mistake, model.name)
-            with plant, bars(model.name) as progress:
-                command = shlex.join(["assay", *sys.argv[1:]])
-                found.append(
-                    (
-                        model,
-                        *run_model(
-                            model,
-                            values,
-                            seed=seed,
-                            sources=sources,
-                            command=command,
-                            out=folder,
-                            progress=progress,
-                        ),
-                    )
-                )
+        found = []
+        for name in MODELS if names == ["all"] else names:
+            plant = nullcontext() if mistake is None else planted(mistake, find_model(name).name)
+            with plant:
+                found.append(_run(name, parameters, settings, seed, out))
     if as_markdown:
         typer.echo(markdown(found))
     else:
         show(found)
+    _end(found, out)
+
+
+@app.command()
+def compare(
+    name: Annotated[str, typer.Argument(help="nats, rabbitmq or broker.")],
+    measured: Annotated[
+        list[Path], typer.Option(help="A result.json or its folder; repeat for several runs, which count together.")
+    ],
+    parameters: Annotated[Path | None, typer.Option(help="A YAML file of parameters, as `fit` writes it.")] = None,
+    settings: Settings = None,
+    seed: Seed = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json, samples.parquet and plot.html.")] = None,
+) -> None:
+    """Hold a model to measurements of this machine.
+
+    \b
+    assay faults failover nats --rounds 10 --out out/nats
+    assay sim model compare nats --measured out/nats
+    """
+    with explained():
+        found = [_run(name, parameters, settings, seed, out, measured)]
+    show(found)
+    _end(found, out)
+
+
+def _run(
+    name: str,
+    parameters: Path | None,
+    settings: list[str] | None,
+    seed: int,
+    out: Path | None,
+    measured: Sequence[Path] = (),
+) -> Found:
+    model = find_model(name)
+    values, sources = load_parameters(model, parameters, _settings(settings or []))
+    with bars(model.name) as progress:
+        outcome, result = run_model(
+            model,
+            values,
+            seed=seed,
+            sources=sources,
+            command=shlex.join(["assay", *sys.argv[1:]]),
+            out=None if out is None else out / model.name,
+            progress=progress,
+            measured=measured,
+        )
+    return model, outcome, result
+
+
+def _end(found: list[Found], out: Path | None) -> None:
     if out is not None:
         console.print(f"wrote {out}: result.json, {PLOT_FILE} and samples of each", highlight=False)
     verdict = worst([outcome.verdict for _, outcome, _ in found])

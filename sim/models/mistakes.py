@@ -13,10 +13,12 @@ from unittest.mock import patch
 import msgspec
 from simpy import Store
 
+from assay.reference_broker.config import Assignor
 from assay.reference_broker.queues.messages.lanes import LaneScheduler
-from assay.sim.models import customers, mm1, mmc, planning, stations
+from assay.sim.models import customers, failover, mm1, mmc, planning, rebalance, stations
 from assay.sim.models.cluster_world import ClusterWorld
 from assay.sim.models.model import ModelError
+from assay.sim.models.raft_election import Election
 
 
 class Mistake(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,27 @@ MISTAKES: Final = {
             model="planning",
             what="the number of nodes keeps the bound for half of the messages",
             changes=lambda: [patch.object(planning, "_PLANNED", 0.5)],
+        ),
+        Mistake(
+            name="votes-for-everybody",
+            model="raft",
+            what="a voter gives its vote to all who ask in a term: votes never split",
+            changes=lambda: [patch.object(Election, "grants", lambda _self, _voter, _term: True)],
+        ),
+        *(
+            Mistake(
+                name=f"{model}-waits-for-the-last-follower",
+                model=model,
+                what="the leader is the follower whose time is up last",
+                changes=lambda: [patch.object(failover, "min", max, create=True)],
+            )
+            for model in ("nats", "rabbitmq", "own-cluster")
+        ),
+        Mistake(
+            name="sticky-in-name-only",
+            model="rebalance",
+            what="the cooperative protocol assigns ranges anew",
+            changes=lambda: [patch.dict(rebalance.ASSIGNORS, cooperative=Assignor.RANGE)],
         ),
     )
 }

@@ -169,6 +169,8 @@ class Model(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     parameters: type[P]
     run: Callable[[P, int, Progress], Outcome]
     """Parameters, seed, progress -> outcome. Raises :class:`ModelError`."""
+    compare: Callable[[P, int, list[Path], Progress], Outcome] | None = None
+    """Likewise, beside the measurements in these files or folders; None where there is nothing to measure."""
 
 
 class Parameter(Part, frozen=True, kw_only=True):

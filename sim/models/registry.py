@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.sim.models import cluster, group_commit, mg1, mm1, mmc, planning, priority_lanes
+from assay.sim.models import (
+    cluster,
+    failover,
+    group_commit,
+    mg1,
+    mm1,
+    mmc,
+    planning,
+    priority_lanes,
+    raft_election,
+    rebalance,
+)
 from assay.sim.models.model import Model, ModelError
 
 MODELS: dict[str, Model[Any]] = {
-    module.MODEL.name: module.MODEL for module in (mm1, mmc, mg1, priority_lanes, group_commit, cluster, planning)
+    model.name: model
+    for model in (
+        mm1.MODEL,
+        mmc.MODEL,
+        mg1.MODEL,
+        priority_lanes.MODEL,
+        group_commit.MODEL,
+        cluster.MODEL,
+        planning.MODEL,
+        raft_election.MODEL,
+        failover.NATS,
+        failover.RABBITMQ,
+        failover.OWN,
+        rebalance.MODEL,
+    )
 }
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from assay.reference_broker.trace.results import Machine, Percentiles, RunKind, RunResult, Series, write_result
 from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
-from assay.sim.models.model import Latencies, Model, Outcome, P, Part, Progress
+from assay.sim.models.model import Latencies, Model, ModelError, Outcome, P, Part, Progress
 
 MAX_ROWS: Final = 100_000
 """Of ``samples.parquet``: of more, evenly spaced ones are kept, which leaves percentiles as they are."""
@@ -108,11 +108,22 @@ def run_model(
     command: str,
     out: Path | None = None,
     progress: Progress | None = None,
+    measured: Sequence[Path] = (),
 ) -> tuple[Outcome, RunResult]:
-    """Run a model; with ``out``, leave its files there. Raises :class:`assay.sim.models.model.ModelError`."""
+    """Run a model, or compare it with measurements; with ``out``, leave its files there.
+
+    Raises :class:`assay.sim.models.model.ModelError`.
+    """
     began = time.perf_counter()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    outcome = model.run(parameters, seed, progress or (lambda _what, _share: None))
+    show: Progress = progress or (lambda _what, _share: None)
+    if measured and model.compare is None:
+        message = f"there is nothing to compare {model.name} with: its check is in the model"
+        raise ModelError(message)
+    if measured and model.compare is not None:
+        outcome = model.compare(parameters, seed, list(measured), show)
+    else:
+        outcome = model.run(parameters, seed, show)
     answered = [part for part in outcome.samples if len(part.intended_s)]
     series, x_axis = outcome.series, outcome.x_axis
     if not series:
