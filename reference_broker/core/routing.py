@@ -210,6 +210,8 @@ class SubscriptionTree(FilterTree[_Node]):
         self._routes: dict[str, Route] = {}
         self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup], int]] = {}
         """By the nodes that match: topics that match the same filters share these lists. Until the next change."""
+        self._named: dict[str, int] = {}
+        """How many nodes there are for a level, wherever it stands."""
         self._changes = FilterChanges()
         self.route_bytes = 0
         """What the cached routes take in memory, at most."""
@@ -231,6 +233,7 @@ class SubscriptionTree(FilterTree[_Node]):
             child = node.children.get(level)
             if child is None:
                 child = node.children[level] = _Node()
+                self._named[level] = self._named.get(level, 0) + 1
             node = child
         node.add(subscriber, subscription)
         self._note_change(subscription.topic_filter, levels)
@@ -251,6 +254,9 @@ class SubscriptionTree(FilterTree[_Node]):
             if not parent.children[level].empty:
                 break
             del parent.children[level]
+            self._named[level] -= 1
+            if not self._named[level]:
+                del self._named[level]
         self._note_change(subscription.topic_filter, levels)
 
     def shared_group(self, share: str) -> SharedGroup | None:
@@ -275,6 +281,10 @@ class SubscriptionTree(FilterTree[_Node]):
                 self._forget_routes()
         else:
             self._routes.pop(topic_filter, None)
+
+    def names(self, level: str) -> bool:
+        """Whether some filter has this level, wherever; topics that differ only in levels that none has go one way."""
+        return level in self._named
 
     def route(self, topic: str) -> Route:
         """Receivers of a topic name; the answer is cached until a subscription that could change it changes."""

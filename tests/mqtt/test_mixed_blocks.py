@@ -39,7 +39,10 @@ def _config() -> BrokerConfig:
     return BrokerConfig(
         mqtt=MqttConfig(max_packet_bytes=18_000, max_topic_levels=5, receive_maximum=30),
         limits=LimitsConfig(max_payload_bytes=17_000),
-        acl=AclConfig(default=DefaultAccess.ALLOW, rules=(AclRuleConfig(topic="a/forbidden", access=Permission.READ),)),
+        acl=AclConfig(
+            default=DefaultAccess.ALLOW,
+            rules=(AclRuleConfig(topic="a/forbidden", client="publisher", access=Permission.DENY),),
+        ),
     )
 
 

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt.connections import inbound
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.routing.topics import matches
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
 
-FILTERS = ("s/#", "s/+/a", "+/+/a", "s/+/+", "#", "q/#")
+FILTERS = ("s/#", "s/+/a", "+/+/a", "s/+/+", "#", "q/#", "s/a/3", "q/a/+", "q/a/4/#", "q/a/é", "s/a/", "+/b")
+ODD_LEVELS = ("", "é", "-x y", "a", '"', "9.1")
 SMALL_PACKET_BYTES = 60
 
 
@@ -54,9 +57,15 @@ class Party:
     def publish(self) -> None:
         topics, qos = [], self.rng.choice((0, 1))
         size = self.rng.choice((5, SMALL_PACKET_BYTES))
-        for _ in range(self.rng.randint(1, 3)):
+        for _ in range(self.rng.choice((1, 3, 12))):
             self.count += 1
-            topics.append(f"{self.rng.choice('sq')}/{self.count}/{self.rng.choice('ab')}")
+            first, last = self.rng.choice("sq"), self.rng.choice("ab")
+            some = self.rng.choice((*range(6), *ODD_LEVELS))
+            topics.append(
+                self.rng.choice(
+                    (f"{first}/{self.count}/{last}", *[f"{first}/a/{self.count}"] * 3, f"{first}/a/{some}", f"s/{some}")
+                )
+            )
         for client in self.clients:
             client.take()
         self.publisher.send(
@@ -82,8 +91,13 @@ class Party:
             )
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_new_topics_reach_exactly_who_asked_for_them(world: World, seed: int) -> None:
+@pytest.mark.parametrize("plans", [1, 5, 1_024])
+@pytest.mark.parametrize("seed", range(12))
+def test_new_topics_reach_exactly_who_asked_for_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, seed: int, plans: int
+) -> None:
+    """Also where there is no room for a plan for each topic."""
+    monkeypatch.setattr(inbound, "_MAX_PLANS", plans)
     party = Party(world, seed)
     for _ in range(120):
         who, kind = party.rng.randrange(3), party.rng.random()
@@ -96,3 +110,39 @@ def test_new_topics_reach_exactly_who_asked_for_them(world: World, seed: int) ->
         else:
             party.publish()
     assert party.count > 100
+
+
+def test_each_new_topic_is_captured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is known of the topics beside it, before and after a queue is bound."""
+    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    watcher = world.subscribed("s/#", qos=1)
+    publisher = world.connect("p")
+    for first in (0, 12):
+        publisher.send(*(p.Publish(topic=f"s/{first + n}", payload=b"m", qos=0, packet_id=0) for n in range(12)))
+        if not first:
+            world.node.engine.create_queue("q", {"topics": ["s/17"]}, world.now)
+    assert world.node.engine.stats("q").captured == 1
+    assert len(watcher.publishes()) == 24
+
+
+def test_each_new_topic_is_held_against_the_rules(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    rules = {"default": "allow", "rules": [{"topic": "s/7", "client": "p", "access": "deny"}]}
+    world = make_world(parse_config({"acl": rules}))
+    watcher = world.subscribed("s/#", qos=1)
+    publisher = world.connect("p")
+    publisher.send(*(p.Publish(topic=f"s/{n}", payload=b"m", qos=0, packet_id=0) for n in range(12)))
+    assert [packet.topic for packet in watcher.publishes()] == [f"s/{n}" for n in range(12) if n != 7]
+
+
+@pytest.mark.parametrize("bad", [b"s/\0", b"s/+", b"s/#", b"s/\xff", b"+/1", b"\xff/1"])
+def test_a_bad_topic_among_new_ones_ends_the_connection(
+    world: World, monkeypatch: pytest.MonkeyPatch, bad: bytes
+) -> None:
+    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    watcher = world.subscribed("s/#", qos=1)
+    publisher = world.connect("p")
+    topics = [b"s/1", b"s/2", b"s/3", bad, b"s/4"]
+    publisher.send_bytes(b"".join(b"\x30" + bytes((len(t) + 4, 0, len(t))) + t + b"\0m" for t in topics))
+    assert [packet.topic for packet in watcher.publishes()] == ["s/1", "s/2", "s/3"]
+    assert publisher.closed

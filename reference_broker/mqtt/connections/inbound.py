@@ -8,6 +8,7 @@ packet ids (QoS 1 to QoS 0), or with other ones (see ``runs``). Everything else 
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from assay.reference_broker.core.broker import MAX_WORK
@@ -59,6 +60,10 @@ _UNLIMITED_BYTES = 1 << 32
 _QOS_0_STARTS = [b"\x30" + encode_variable_integer(length) for length in range(16_384)]
 """The fixed header of a PUBLISH at QoS 0, by its remaining length."""
 _QUEUE_START = QUEUE_PREFIX.encode()
+_is_plain_level = re.compile(rb"[ !$-*,-.0-~\"]+").fullmatch
+"""Printable ASCII without what topic names must not have, and without the separator."""
+_ANY_LEVEL = "/\0"
+"""Stands for a last level that no filter has; no topic has it either."""
 
 
 class _Plan:
@@ -126,6 +131,12 @@ class Inbound(PublishAcks):
         self._alias_bytes = 0
         self._plans: tuple[dict[bytes, _Plan], ...] = ({}, {}, {})
         """By QoS, then by the bytes of the topic."""
+        self._plans_below: tuple[dict[bytes, _Plan | None], ...] = ({}, {}, {})
+        """By QoS, then by the topic above: of the topics right below it whose last level no filter has."""
+        self._is_full = False
+        """It has as many plans as it may: no topic gets one of its own any more, until so many had none."""
+        self._unkept = 0
+        """Plans that were made since then, and not kept."""
         self._plan_bytes = 0
         self._plan_room = 0
         """What is left of these."""
@@ -157,9 +168,11 @@ class Inbound(PublishAcks):
 
     def forget(self) -> None:
         """As :class:`Rememberer`: forget the plans."""
-        for plans in self._plans:
+        for plans, below in zip(self._plans, self._plans_below, strict=True):
             plans.clear()
-        self._plan_bytes = self._plan_room = 0
+            below.clear()
+        self._plan_bytes = self._plan_room = self._unkept = 0
+        self._is_full = False
         self._last_targets = None
 
     def _forget_plans(self) -> None:
@@ -295,13 +308,16 @@ class Inbound(PublishAcks):
             topic_end = body + 2 + (data[body] << 8 | data[body + 1])
             if topic_end + id_bytes + five > end:
                 break
-            other = plan_of(data[body + 2 : topic_end])
+            topic = data[body + 2 : topic_end]
+            other = plan_of(topic)
+            if other is None and self._is_full:
+                other = self._plan_below(topic, qos)
             if other is None or other.epoch != epoch:
                 if self._broker.work >= MAX_WORK:
                     break
                 self._broker.work += 1
                 try:
-                    other = self._plan(data[body + 2 : topic_end], qos)
+                    other = self._plan(topic, qos)
                 except ProtocolError:
                     # The general way says what is wrong.
                     break
@@ -419,18 +435,57 @@ class Inbound(PublishAcks):
         self.check_topic(topic)
         if qos:
             self.check_flags(qos, retain=False)
-        if sum(map(len, self._plans)) >= _MAX_PLANS:
-            self._forget_plans()
         plan = _Plan(topic)
         if len(topic) >= self._max_levels and self.is_too_deep(topic):
             plan.is_refused, plan.is_queue = True, False
+        if self._is_full:
+            self._unkept += 1
+            if self._unkept < _MAX_PLANS:
+                return plan
+            self._forget_plans()
+        self._pay_for_plan(topic_bytes)
+        self._plans[qos][topic_bytes] = plan
+        self._is_full = sum(map(len, self._plans)) >= _MAX_PLANS
+        return plan
+
+    def _pay_for_plan(self, topic_bytes: bytes) -> None:
         # Its key and its topic, whose characters may take four bytes each.
         size = _PLAN_BYTES + 5 * len(topic_bytes)
         if size <= self._plan_room:
             self._plan_room -= size
         else:
             self._remember_plan(size)
-        self._plans[qos][topic_bytes] = plan
+
+    def _plan_below(self, topic_bytes: bytes, qos: int) -> _Plan | None:
+        """The plan of a topic that nobody may have sent before, as of all right below the topic above it: they go where
+        each other goes, since no filter has their last levels. None where more is to be asked."""
+        above, _, level = topic_bytes.rpartition(b"/")
+        if not above or not _is_plain_level(level) or self._broker.tree.names(level.decode()):
+            return None
+        plans = self._plans_below[qos]
+        plan = plans.get(above)
+        if plan is None and above not in plans:
+            plan = self._new_plan_below(above, qos)
+        if plan is not None and plan.epoch != self._broker.tree.epoch:
+            self.renew(plan, qos)
+        if self._connection.grants is not None or self._broker.engine.captures is not None:
+            # These ask for the whole topic.
+            return None
+        return plan
+
+    def _new_plan_below(self, above: bytes, qos: int) -> _Plan | None:
+        try:
+            topic = decode_string(above, self._connection.version)
+            self.check_topic(topic)
+            self.check_flags(qos, retain=False)
+        except ProtocolError:
+            # The general way says what is wrong.
+            return None
+        if sum(map(len, self._plans_below)) >= _MAX_PLANS:
+            self._forget_plans()
+        plan = None if self.is_too_deep(topic + _ANY_LEVEL) else _Plan(topic + _ANY_LEVEL)
+        self._pay_for_plan(above)
+        self._plans_below[qos][above] = plan
         return plan
 
     def renew(self, plan: _Plan, qos: int) -> None:
