@@ -92,6 +92,7 @@ def run(
     ),
     seed: Annotated[int | None, typer.Option(help="Replaces the profile's: another schedule.")] = None,
     queues: Annotated[bool, typer.Option(help="A broker given by URL has $queue topics.")] = False,
+    rate_times: Annotated[float, typer.Option(min=0.001, max=1_000, help="Multiplies every rate of the profile.")] = 1,
 ) -> None:
     """Run a load profile: arrivals on a seeded schedule, latency from when each message was due.
 
@@ -103,6 +104,7 @@ def run(
     console = WholeConsole()
     try:
         chosen = load_profile(profile)
+        chosen = chosen if rate_times == 1 else chosen.faster(rate_times)
         wanted: Target = find_target(target, queues=queues)
     except (ProfileError, TargetError) as error:
         raise _fail(console, error, ExitStatus.USAGE) from error

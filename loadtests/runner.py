@@ -167,6 +167,7 @@ def _metrics(run: LoadRun) -> dict[str, float | int | str]:
         metrics["generator.ceiling_messages_per_s"] = round(run.baseline.ceiling_per_s, 1)
         metrics["generator.headroom"] = round(run.state.headroom or 0.0, 2)
         for figure in run.baseline.percentiles.values():
+            metrics[f"null broker, {figure.name}, p50_us"] = figure.p50_us
             metrics[f"null broker, {figure.name}, p99_us"] = figure.p99_us
     for (workload, operation, _), group in run.groups.items():
         ratio = drift(group, profile.phases)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from assay.reference_broker.trace.results import RunResult, Verdict, worst
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml
+from assay.sim.models.fit import fit, write_parameters
 from assay.sim.models.mistakes import MISTAKES, planted
 from assay.sim.models.model import Model, ModelError, Outcome, load_parameters
 from assay.sim.models.registry import MODELS, find_model
@@ -184,6 +185,36 @@ def compare(
         found = [_run(name, parameters, settings, seed, out, measured)]
     show(found)
     _end(found, out)
+
+
+@app.command(name="fit")
+def fit_command(
+    storage: Annotated[Path, typer.Option(help="What assay bench storage --out wrote.")],
+    queue: Annotated[Path, typer.Option(help="What assay bench queue --out wrote.")],
+    load: Annotated[
+        Path | None, typer.Option(help="What assay load run wrote at a low rate: sets the time of a turn.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The YAML file of parameters.")] = Path("out/broker.yaml"),
+    seed: Seed = 1,
+) -> None:
+    """Take the broker model's parameters from benches of this machine, each with its source.
+
+    \b
+    assay bench storage --out out/bench/storage
+    assay bench queue --out out/bench/queue
+    assay load run queue --rate-times 0.2 --out out/load/low
+    assay sim model fit --storage out/bench/storage --queue out/bench/queue --load out/load/low
+    assay load run queue --rate-times 2 --out out/load/high
+    assay sim model compare broker --parameters out/broker.yaml --measured out/load/high
+    """
+    with explained():
+        found = fit(storage, queue, load, seed)
+        write_parameters(out, found)
+    table = WholeTable("parameter", "us", "from", box=None, pad_edge=False)
+    for name, (value, source) in found.items():
+        table.add_row(name, f"{value * 1e6:.3g}", source)
+    console.print(table)
+    console.print(f"wrote {out}", highlight=False)
 
 
 def _run(

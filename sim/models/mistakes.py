@@ -16,6 +16,7 @@ from simpy import Store
 from assay.reference_broker.config import Assignor
 from assay.reference_broker.queues.messages.lanes import LaneScheduler
 from assay.sim.models import customers, failover, mm1, mmc, planning, rebalance, stations
+from assay.sim.models.broker import BrokerWorld
 from assay.sim.models.cluster_world import ClusterWorld
 from assay.sim.models.model import ModelError
 from assay.sim.models.raft_election import Election
@@ -138,6 +139,18 @@ MISTAKES: Final = {
             model="planning",
             what="the number of nodes keeps the bound for half of the messages",
             changes=lambda: [patch.object(planning, "_PLANNED", 0.5)],
+        ),
+        Mistake(
+            name="a-turn-for-each",
+            model="broker",
+            what="a turn handles one packet",
+            changes=lambda: [patch.object(BrokerWorld, "take_turn", lambda self: [self._waiting.popleft()])],
+        ),
+        Mistake(
+            name="confirms-before-the-sync",
+            model="broker",
+            what="a confirm is given when its sync begins",
+            changes=lambda: [patch.object(stations.GroupCommit, "put", lambda self, item: self._then(item))],
         ),
         Mistake(
             name="votes-for-everybody",

@@ -46,6 +46,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The expectation, where it is one number."""
     standard_error: float | None = None
     """Of ``value``: how much another seed would change it."""
+    doubt: str = ""
+    """Why the expectation itself cannot be trusted; then nothing is claimed."""
 
     @property
     def error_percent(self) -> float | None:
@@ -65,8 +67,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """``unknown`` when the figure is no number."""
-        if math.isnan(self.value):
+        """``unknown`` when the figure is no number, or the expectation in doubt."""
+        if math.isnan(self.value) or self.doubt:
             return Verdict.UNKNOWN
         return Verdict.PASS if self.low <= self.value <= self.high else Verdict.FAIL
 
@@ -84,6 +86,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
                 verdict=self.verdict,
                 source=self.method,
                 subject=subject,
+                reason=self.doubt,
             )
         above = math.isinf(self.low) or abs(self.high - self.value) < abs(self.value - self.low)
         return Check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.sim.models import (
+    broker,
     cluster,
     failover,
     group_commit,
@@ -26,6 +27,7 @@ MODELS: dict[str, Model[Any]] = {
         mg1.MODEL,
         priority_lanes.MODEL,
         group_commit.MODEL,
+        broker.MODEL,
         cluster.MODEL,
         planning.MODEL,
         raft_election.MODEL,

@@ -93,3 +93,14 @@ def test_targets_are_found_by_name_and_url() -> None:
     for wrong in ("http://localhost", "mqtt://", "mqtt://h:99999", "mqtt://h/path"):
         with pytest.raises(TargetError):
             parse_endpoint(wrong)
+
+
+def test_every_rate_can_be_multiplied_within_the_limits() -> None:
+    profile = load_profile("smoke")
+    faster = profile.faster(2.5)
+    assert [load.arrivals.rate_per_s for load in faster.workloads] == [
+        2.5 * load.arrivals.rate_per_s for load in profile.workloads
+    ]
+    assert load_profile("ramp").faster(0.5).workloads[0].arrivals.end_rate_per_s > 0
+    with pytest.raises(ProfileError, match="1000 times the rates of queue"):
+        load_profile("queue").faster(1_000)
