@@ -128,6 +128,19 @@ def steps(out: Path, seed: int) -> list[Step]:
             arguments=("spark", "notebook", str(out)),
             folder="",
         ),
+        # After Spark, which would take what a model says for what was measured.
+        Step(
+            name="models",
+            title="Models: a cluster of three nodes whose leader dies, failover of NATS and RabbitMQ",
+            arguments=("sim", "model", "run", "cluster", "nats", "rabbitmq", *seeded, "--out", folder("models")),
+            folder="models/cluster",
+        ),
+        Step(
+            name="clusters",
+            title="Which cluster, and what happens when a node dies, as an executed notebook",
+            arguments=("spark", "notebook", "--clusters", folder("models")),
+            folder="",
+        ),
     ]
     if shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists():
         peer = Step(
@@ -219,9 +232,9 @@ def demo(
 ) -> None:
     """Assess the reference broker with everything there is, and write the report.
 
-    Conformance suites, one fault scenario in simulation and on real processes, a load run, the Spark analysis. Takes
-    about two minutes on two cores; needs no network and no root. Exit status: 0 all passed (latencies that nobody can
-    judge on a busy machine are told, and left open), 1 otherwise, 2 usage.
+    Conformance suites, one fault scenario in simulation and on real processes, a load run, the Spark analysis, models
+    of clusters. Takes about two minutes on two cores; needs no network and no root. Exit status: 0 all passed
+    (latencies that nobody can judge on a busy machine are told, and left open), 1 otherwise, 2 usage.
     """
     for module in _NEEDED:
         if importlib.util.find_spec(module) is None:

@@ -129,7 +129,7 @@ def series_chart(result: RunResult, group: str, bands: Iterable[Band]) -> go.Fig
     figure = go.Figure([_line(line) for line in lines])
     _shade(figure, bands)
     unit = lines[0].unit if lines else ""
-    return _styled(figure, group, "seconds since the start of the run", unit)
+    return _styled(figure, group, result.x_axis or "seconds since the start of the run", unit)
 
 
 def fault_chart(table: pd.DataFrame) -> go.Figure:

@@ -82,20 +82,27 @@ def analyse_command(run_folder: RunFolder, out: Out = None, targets: TargetsFile
 def notebook_command(
     run_folder: RunFolder,
     timeout_s: Annotated[int, typer.Option(min=1, help="Longest time for one cell.")] = 300,
+    clusters: Annotated[
+        bool, typer.Option("--clusters", help="Explain models instead: which cluster, and what when a node dies.")
+    ] = False,
 ) -> None:
     """Explain a run with charts: executes the report notebook to RUN_FOLDER/spark/report.html and report.ipynb.
 
-    Analyses the run first when that has not been done.
+    Analyses the run first when that has not been done. With --clusters, RUN_FOLDER holds what models left
+    (assay sim model run cluster planning nats rabbitmq rebalance --out RUN_FOLDER); the page is cluster/clusters.html.
     """
-    from assay.spark_analysis.notebook import NotebookError, execute_notebook
+    from assay.spark_analysis.notebook import Kind, NotebookError, execute_notebook
     from assay.spark_analysis.sources import SPARK_FOLDER
 
     console = WholeConsole()
-    if not (run_folder / SPARK_FOLDER / "result.json").exists():
+    if not clusters and not (run_folder / SPARK_FOLDER / "result.json").exists():
         _analyse(console, run_folder, None, None)
     try:
         with console.status("executing the notebook"):
-            executed = execute_notebook(run_folder, timeout_s=timeout_s)
+            kind = Kind.CLUSTERS if clusters else Kind.REPORT
+            executed = execute_notebook(run_folder, kind=kind, timeout_s=timeout_s)
+    except FileNotFoundError as error:
+        raise _stop(console, error, ExitStatus.USAGE) from error
     except (NotebookError, ValueError, OSError) as error:  # a damaged result of the analysis, too
         raise _stop(console, error, ExitStatus.HARNESS) from error
     console.print(f"open {executed.html}", highlight=False, soft_wrap=True)

@@ -1,9 +1,10 @@
-"""Executes the report notebook for a run: leaves ``report.ipynb`` and ``report.html`` in its ``spark`` folder."""
+"""Executes a notebook for a run folder, and leaves it as ``.ipynb`` and ``.html`` beside the result it explains."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -20,13 +21,42 @@ from traitlets.config import Config
 from assay.reference_broker.trace.results import read_result, write_result
 from assay.spark_analysis.sources import SPARK_FOLDER
 
-NOTEBOOK: Final = "broker_report.py"
 PLOTLY_FILE: Final = "plotly.min.js"
 """Beside the page, which draws with it."""
 PARAMETERS: Final = "parameters"
 """Tag of the cell whose assignments are replaced."""
 _ELSEWHERE: Final = ("jquery_url", "mathjax_url", "mermaid_js_url", "mermaid_layout_elk_js_url", "require_js_url")
 """Scripts that the page would fetch from the network; it needs none of them."""
+
+
+class Kind(StrEnum):
+    """Which notebook."""
+
+    REPORT = "report"
+    """What the Spark analysis of a run says of the broker."""
+    CLUSTERS = "clusters"
+    """Which cluster is needed, and what happens when a node dies: models beside measurements."""
+
+
+class _Notebook(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    folder: str
+    """Below the run folder: holds the ``result.json`` that is explained, and gets the executed notebook."""
+    advice: str
+
+
+_NOTEBOOKS: Final = {
+    Kind.REPORT: _Notebook(
+        source="broker_report.py",
+        folder=SPARK_FOLDER,
+        advice="has not been analysed: run `assay spark analyse {}` first",
+    ),
+    Kind.CLUSTERS: _Notebook(
+        source="cluster_choice.py",
+        folder="cluster",
+        advice="holds no model of a cluster: run `assay sim model run cluster planning nats rabbitmq --out {}` first",
+    ),
+}
 
 
 class NotebookError(RuntimeError):
@@ -40,9 +70,9 @@ class ExecutedNotebook(msgspec.Struct, frozen=True, kw_only=True):
     html: Path
 
 
-def notebook_text() -> str:
+def notebook_text(kind: Kind = Kind.REPORT) -> str:
     """The notebook as ``py:percent`` text."""
-    return (resources.files("assay.spark_analysis") / "notebooks" / NOTEBOOK).read_text(encoding="utf-8")
+    return (resources.files("assay.spark_analysis") / "notebooks" / _NOTEBOOKS[kind].source).read_text(encoding="utf-8")
 
 
 def with_parameters(text: str, parameters: dict[str, str]) -> nbformat.NotebookNode:
@@ -56,17 +86,18 @@ def with_parameters(text: str, parameters: dict[str, str]) -> nbformat.NotebookN
     raise ValueError(message)
 
 
-def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNotebook:
-    """Execute the report for an analysed run.
+def execute_notebook(run_folder: Path, *, kind: Kind = Kind.REPORT, timeout_s: int = 300) -> ExecutedNotebook:
+    """Execute a notebook for a run folder.
 
-    Raises :class:`FileNotFoundError` when the run has not been analysed, :class:`NotebookError` when a cell fails or
-    one takes longer than ``timeout_s``.
+    Raises :class:`FileNotFoundError` when the folder lacks what it explains, :class:`NotebookError` when a cell fails
+    or one takes longer than ``timeout_s``.
     """
-    folder = run_folder / SPARK_FOLDER
+    chosen = _NOTEBOOKS[kind]
+    folder = run_folder / chosen.folder
     if not (folder / "result.json").exists():
-        message = f"{run_folder} has not been analysed: run `assay spark analyse {run_folder}` first"
+        message = f"{run_folder} {chosen.advice.format(run_folder)}"
         raise FileNotFoundError(message)
-    notebook = with_parameters(notebook_text(), {"run_folder": str(run_folder.resolve())})
+    notebook = with_parameters(notebook_text(kind), {"run_folder": str(run_folder.resolve())})
     with tempfile.TemporaryDirectory(prefix="assay-notebook-") as private:
         # By sockets in a private folder: nothing listens on the network.
         place = {"transport": "ipc", "connection_file": str(Path(private) / "kernel.json")}
@@ -77,7 +108,7 @@ def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNoteb
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             message = f"the notebook failed: {error}"
             raise NotebookError(message) from error
-    executed = ExecutedNotebook(ipynb=folder / "report.ipynb", html=folder / "report.html")
+    executed = ExecutedNotebook(ipynb=folder / f"{kind}.ipynb", html=folder / f"{kind}.html")
     nbformat.write(notebook, executed.ipynb)
     (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
     executed.html.write_text(_as_html(notebook), encoding="utf-8")

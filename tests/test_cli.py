@@ -154,6 +154,8 @@ def test_every_deciding_step_names_a_folder_of_its_own(tmp_path: Path) -> None:
         "load",
         "spark",
         "notebook",
+        "models",
+        "clusters",
     }
 
 

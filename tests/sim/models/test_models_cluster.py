@@ -54,7 +54,6 @@ def test_the_question_of_three_nodes_is_answered_and_every_check_holds() -> None
 
 @pytest.mark.parametrize("mistake", ["acknowledges-what-followers-lack", "slow-followers-stay-in-sync"])
 def test_a_mistake_in_the_cluster_is_refused(mistake: str) -> None:
-    assert all(row.verdict is Verdict.PASS for row in cluster.checks(base(), 2))
     with planted(mistake, "cluster"):
         assert any(row.verdict is Verdict.FAIL for row in cluster.checks(base(), 2))
 
