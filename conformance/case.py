@@ -258,6 +258,7 @@ class CaseContext:
         patience_s: float | None = None,
         looks_again: bool = True,
         restart: Callable[[float, Damage], Awaitable[Endpoint]] | None = None,
+        pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart.
 
@@ -296,6 +297,8 @@ class CaseContext:
         self._connections: list[Connection] = []
         self._names = 0
         self._restart = restart
+        self.pid = pid
+        """Of the broker's process, as it is now; None for one that was not started for the run."""
         self.lives = 1
         """Of the broker, as far as the case has ended them."""
         self.settled: dict[tuple[str, str, int], int] = {}

@@ -280,6 +280,7 @@ class Engine:
             patience_s=self.options.patience_s,
             looks_again=not self.broker.target.surely_fails(case.id),
             restart=self._restart_for(case),
+            pid=lambda: self.broker.pid,
         )
 
     def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:

@@ -61,7 +61,7 @@ class _Life:
         self._settings = _merged(_merged(yaml.safe_load(text) or {}, nursery.settings), settings)
         self.log = folder.with_suffix(".log")
         self.websocket_port = 0
-        self._pid = 0
+        self.pid = 0
 
     def start(self, clock_ahead_s: float = 0.0) -> Endpoint:
         """Raises :class:`TargetStartError`."""
@@ -73,7 +73,7 @@ class _Life:
             path.write_text(fill(text, placeholders(self._folder)), encoding="utf-8")
             config = str(path)
         answer = self._nursery.start(self._mutant, config, str(self.log))
-        self._pid = int(str(answer["pid"]))
+        self.pid = int(str(answer["pid"]))
         if "error" in answer:
             message = f"the broker does not start: {answer['error']}"
             raise TargetStartError(message)
@@ -82,14 +82,14 @@ class _Life:
 
     def restart(self, clock_ahead_s: float, damage: Damage) -> Endpoint:
         """kill -9 and start again; the clock begins that far ahead. Raises :class:`TargetStartError`."""
-        self._nursery.tell({"kill": self._pid})
+        self._nursery.tell({"kill": self.pid})
         self._await_death()
         damage()
         return self.start(clock_ahead_s)
 
     def renew(self) -> Endpoint:
         """kill -9 and start again without any data. Raises :class:`TargetStartError`."""
-        self._nursery.tell({"kill": self._pid})
+        self._nursery.tell({"kill": self.pid})
         self._await_death()
         shutil.rmtree(self._folder)
         self._folder.mkdir()
@@ -99,7 +99,7 @@ class _Life:
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                os.kill(self._pid, 0)
+                os.kill(self.pid, 0)
             except ProcessLookupError:
                 return
             time.sleep(_POLL_S)  # it is no child of ours
@@ -107,8 +107,8 @@ class _Life:
         raise TargetStartError(message)
 
     def stop(self) -> None:
-        if self._pid:
-            self._nursery.tell({"stop": self._pid})
+        if self.pid:
+            self._nursery.tell({"stop": self.pid})
 
 
 def _start_process() -> subprocess.Popen[str]:
@@ -207,6 +207,7 @@ class Nursery:
                 log=life.log,
                 restart=None if is_shared else life.restart,
                 renew=None if is_shared else life.renew,
+                find_pid=lambda: life.pid,
             )
         finally:
             life.stop()

@@ -7,7 +7,7 @@ from assay.conformance.mutants.queue_engine import after
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage import log_opening
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
-from assay.reference_broker.storage.queue_store import DESCRIPTION, ROOT, LogQueueStore
+from assay.reference_broker.storage.queue_store import DESCRIPTION, ROOT, LogQueueFiles, LogQueueStore
 
 
 def _refuses(*_args: object) -> None:
@@ -32,3 +32,8 @@ def unreadable_queue_tidied(patch: Patch) -> None:
         self._disk.remove(f"{ROOT}/{folder}/{DESCRIPTION}")
 
     after(patch, LogQueueStore, "_set_aside", tidy)
+
+
+@mutant("storage-group-without-a-log-is-deleted", "a group whose log is missing is taken for deleted")
+def without_a_log_is_deleted(patch: Patch) -> None:
+    patch.rewrite(LogQueueFiles, "groups", "+ _MARK_SUFFIX)", "+ _MARK_SUFFIX) and False")

@@ -75,8 +75,10 @@ class RunningTarget:
         restart: Callable[[float, Damage], Endpoint] | None = None,
         renew: Callable[[], Endpoint] | None = None,
         drain: threading.Thread | None = None,
+        find_pid: Callable[[], int] | None = None,
     ) -> None:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
+        self._find_pid = find_pid
         self._drain = drain
         self.second_port = second_port
         """What ``{websocket_port}`` stood for; 0 = unknown."""
@@ -110,6 +112,8 @@ class RunningTarget:
 
     @property
     def pid(self) -> int | None:
+        if self._find_pid is not None:
+            return self._find_pid()
         return None if self.process is None else self.process.pid
 
     @property

@@ -12,6 +12,7 @@
     queues/<queue>/departures/                        what left without a group to remember it
     queues/<queue>/consumers/<group>/<group>.cur      cursors; .pel: pending entries (a snapshot)         FluxMQ's JSON
                                      <group>.pel.log  operations since; each frame has length and CRC
+                                     <group>.group    empty: there is such a group, whatever else is missing
 
 Batches. ``storage.record`` encodes by columns: a batch is one ``join`` over a template of constants, with the columns
 assigned by slice. ``storage.record_runs`` reads a run of same-shaped records by comparing every stride-th byte and

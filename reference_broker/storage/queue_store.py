@@ -44,6 +44,9 @@ _MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
+_MARK_SUFFIX = ".group"
+"""Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
+not be told from one that was deleted."""
 _STATE_SNAPSHOT_RECORDS = 2_000
 
 
@@ -472,21 +475,25 @@ class LogQueueFiles:
             return bool(self._disk.list(path))
 
     def groups(self) -> list[StoredGroup]:
-        """See :meth:`QueueFiles.groups`. A log whose header is unreadable is noted and left alone."""
+        """See :meth:`QueueFiles.groups`. A log that is missing, or whose header is unreadable, is noted."""
         found: list[StoredGroup] = []
         with self._reads(f"{self._folder}/consumers"):
             names = self._disk.list(f"{self._folder}/consumers")
         for name in names:
             path = f"{self._folder}/consumers/{name}/{name}{_LOG_SUFFIX}"
             with self._reads(path):
-                if not self._disk.exists(path):
+                if self._disk.exists(path):
+                    with contextlib.closing(self._disk.open(path)) as file:
+                        header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
+                    problem = "its header is damaged"
+                elif self._disk.exists(path.removesuffix(_LOG_SUFFIX) + _MARK_SUFFIX):
+                    header, problem = None, "it is missing"
+                else:
                     if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
                         self._note(path, "it is missing: unless the group was being deleted, it begins anew")
                     continue
-                with contextlib.closing(self._disk.open(path)) as file:
-                    header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
             if header is None:
-                self._note(path, "its header is damaged; what the group settled since its last snapshot comes again")
+                self._note(path, f"{problem}; what the group settled since its last snapshot comes again")
                 group = decode_name(name)
                 if encode_name(group) == name:
                     # It must stay: what it has not settled is kept for it.
@@ -501,9 +508,13 @@ class LogQueueFiles:
         folder = f"{self._folder}/consumers/{name}"
         log = f"{name}{_LOG_SUFFIX}"
         try:
-            # Without its log a group does not exist, whatever else is left of it: the log goes last of the two that a
-            # later group of that name might go on with, and everything else once that is durable.
+            # Without log and mark a group does not exist, whatever else is left of it: first the mark goes, then the
+            # log, last of the two that a later group of that name might go on with, and everything else once that is
+            # durable.
             files = self._disk.list(folder)
+            if (mark := f"{name}{_MARK_SUFFIX}") in files:
+                self._disk.remove(f"{folder}/{mark}")
+                self._disk.sync_folder(folder)
             for file in (f"{log}.next", log):
                 if file in files:
                     self._disk.remove(f"{folder}/{file}")
@@ -522,7 +533,7 @@ class LogQueueFiles:
             self._disk.make_folder(folder)
         except OSError as error:
             raise self._store.refusal(self._description.name, folder, "created", error) from error
-        return PendingLogFile(
+        log = PendingLogFile(
             self._disk,
             f"{folder}/{name}{_LOG_SUFFIX}",
             group=group,
@@ -531,3 +542,8 @@ class LogQueueFiles:
             note=self._note,
             open_files=self._store.open_files,
         )
+        mark = f"{folder}/{name}{_MARK_SUFFIX}"
+        if not self._volatile and not self._disk.exists(mark):
+            with contextlib.suppress(OSError):  # the next start makes it
+                self._disk.open(mark, create=True).close()
+        return log

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import example, given
@@ -250,3 +252,66 @@ def test_bad_tenants_are_refused(tenants: list[dict[str, object]], problem: str)
     with pytest.raises(ConfigError, match=problem):
         parse_config({"queues": {"tenants": tenants}})
     assert BrokerConfig().queues.tenants == ()
+
+
+_QUOTAS: dict[str, float] = {
+    "publish_messages_per_s": 2,
+    "publish_bytes_per_s": 50,
+    "max_storage_bytes": 300,
+    "max_queues": 2,
+    "max_partitions_per_queue": 3,
+    "max_partitions": 5,
+    "max_message_bytes": 40,
+    "max_delay_hours": 1,
+    "max_groups": 1,
+    "max_consumers_per_group": 1,
+}
+"""Each is exceeded by one of the deeds below, and by no other, or by those that name it."""
+
+
+def _deeds(tenant: Tenant, engine: QueueEngine) -> dict[str, set[str]]:
+    """What a tenant does, more than any of these quotas allows: the deeds that were refused, and why."""
+    seen: dict[str, set[str]] = {}
+
+    def do(deed: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except QueueError as error:
+            assert error.code is QueueErrorCode.QUOTA
+            seen.setdefault(deed, set()).add(str(error).rpartition(": ")[2])
+
+    for name in "abc":
+        do("queues", partial(engine.create_queue, f"acme.{name}", {"partitions": 2}, START))
+    do("wide", partial(engine.create_queue, "acme.w", {"partitions": 4}, START))
+    for number in range(4):
+        publishing = partial(publish, tenant, engine, START + 3 * number, bytes(60))
+        do("publish", publishing)
+    do("delay", partial(publish, tenant, engine, START + 30, b"", ("delay", "2h")))
+    for _ in range(4):
+        do("flood", partial(publish, tenant, engine, START + 40, bytes(16)))
+
+    def join(group: str, client: str) -> None:
+        tenant.check_new_group(engine, "acme.a", group, client)
+        engine.subscribe("acme.a", pattern="", group=group, consumer_id=client, deliver=lambda _: False, now=START + 50)
+
+    if engine.members("acme.a", "g") is None:
+        for group, client in (("one", "a"), ("one", "b"), ("two", "a")):
+            do("join", partial(join, group, client))
+    return seen
+
+
+def _refusals(**quotas: float) -> set[str]:
+    _, tenant, engine = make(**quotas)
+    return set().union(*_deeds(tenant, engine).values())
+
+
+def test_a_quota_that_is_not_set_limits_nothing_whatever_others_are() -> None:
+    """Alone each refuses what it is about and nothing else; where one is missing, only the others refuse."""
+    assert not _refusals()
+    alone = {name: _refusals(**{name: value}) for name, value in _QUOTAS.items()}
+    assert all(len(texts) == 1 for texts in alone.values()), alone
+    for name in _QUOTAS:
+        others = {each: value for each, value in _QUOTAS.items() if each != name}
+        assert _refusals(**others) <= set().union(*(alone[each] for each in others))
+        for each in others:
+            assert _refusals(**{name: _QUOTAS[name], each: _QUOTAS[each]}) <= alone[name] | alone[each]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.core.timers import TimerHeap
+from assay.reference_broker.core.timers import Timer, TimerHeap
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=300), st.integers(0, 20))
@@ -51,3 +53,32 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     for number in range(10_000):
         heap.schedule(1e9 + number, lambda _now: None).cancel()
     assert len(heap._entries) < 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_life_of_timers_goes_as_a_sorted_list_does(seed: int) -> None:
+    """Timers come, are cancelled, most of them at times, and fire, in no order: the next one is always the first."""
+    rng, heap = random.Random(seed), TimerHeap()
+    waiting: dict[int, tuple[float, Timer]] = {}
+    fired: list[int] = []
+    now = 0.0
+
+    def fires(number: int) -> Callable[[float], None]:
+        return lambda _now: fired.append(number)
+
+    for number in range(3_000):
+        deadline = now + rng.choice((0, 1, 1, rng.random() * 50))
+        waiting[number] = deadline, heap.schedule(deadline, fires(number))
+        if rng.random() < 0.02:
+            for gone in rng.sample(sorted(waiting), int(len(waiting) * rng.random())):
+                waiting.pop(gone)[1].cancel()
+        if rng.random() < 0.1:
+            now += rng.random()
+            while heap.fire_next(now):
+                pass
+            due = [each for each, (at, _) in sorted(waiting.items(), key=lambda item: item[1][0]) if at <= now]
+            assert fired == due
+            fired.clear()
+            for each in due:
+                del waiting[each]
+        assert heap.next_deadline() == min((at for at, _ in waiting.values()), default=None)

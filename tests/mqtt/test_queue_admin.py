@@ -82,8 +82,9 @@ def test_they_can_be_off(make_world: type[World]) -> None:
     assert request(admin_of(world), "list")[0] == 0x87
 
 
-def test_a_stream_of_figures_for_subscribers(world: World) -> None:
-    admin = world.subscribed("$admin/queue/q/stats")
+@pytest.mark.parametrize("wanted", ["$admin/queue/q/stats", "$share/g/$admin/queue/q/stats"])
+def test_a_stream_of_figures_for_subscribers(world: World, wanted: str) -> None:
+    admin = world.subscribed(wanted)
     admin.send(p.Publish(topic="$queue/q/a", payload=b"m", qos=1, packet_id=1))
     admin.send(p.Publish(topic="$queue/q-other/a", payload=b"m", qos=1, packet_id=1))
     admin.take()
@@ -92,7 +93,7 @@ def test_a_stream_of_figures_for_subscribers(world: World) -> None:
     assert [(each["queue"], each["depth"]) for each in figures] == [("q", 1)] * len(figures)
     assert 2 <= len(figures) <= 4
     admin.take()
-    admin.send(p.Unsubscribe(packet_id=4, topic_filters=("$admin/queue/q/stats",)))
+    admin.send(p.Unsubscribe(packet_id=4, topic_filters=(wanted,)))
     world.wait(5)
     assert admin.publishes() == []
     assert world.node.next_deadline() is None or world.node.next_deadline() > world.now

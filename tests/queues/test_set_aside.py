@@ -148,7 +148,15 @@ def test_files_that_nobody_knows_are_left_alone(bench_with: BenchWith) -> None:
     assert disk.open("queues/README").read_at(0, 100) == b"not ours"
 
 
-def test_a_group_with_a_damaged_log_keeps_what_it_has_not_settled(bench_with: BenchWith) -> None:
+def _overwritten(disk: MemoryDisk, path: str) -> None:
+    log = disk.open(path)
+    log.write_at(0, b"\xff" * min(16, log.size))
+
+
+@pytest.mark.parametrize("harm", [_overwritten, MemoryDisk.remove])
+def test_a_group_with_a_damaged_log_keeps_what_it_has_not_settled(
+    bench_with: BenchWith, harm: Callable[[MemoryDisk, str], None]
+) -> None:
     """It is there before anybody subscribes, so that nothing is freed under it."""
     disk = MemoryDisk()
     bench = bench_with(disk, segment_bytes=200)
@@ -159,8 +167,7 @@ def test_a_group_with_a_damaged_log_keeps_what_it_has_not_settled(bench_with: Be
     slow.leave()
     quick.leave()
     bench.turn()
-    log = disk.open("queues/q/consumers/g/g.pel.log")
-    log.write_at(0, b"\xff" * min(16, log.size))
+    harm(disk, "queues/q/consumers/g/g.pel.log")
     bench.restart()
     assert [group.group for group in bench.engine.stats("q").groups] == ["g", "h"]
     assert bench.engine.stats("q").storage_notes >= 1

@@ -205,6 +205,16 @@ def test_ranges_are_read_as_they_are_written(offsets: set[int]) -> None:
     assert all(end < first for (_, end), (first, _) in itertools.pairwise(ranges))
 
 
+@pytest.mark.parametrize("form", ["{0}-{1}", "{0}-{2},{3}-{1}", "{0}-{3},{2}-{1}", "{2},{0}-{1}"])
+def test_as_many_offsets_as_are_allowed_and_one_more(form: str) -> None:
+    """However they are written, ranges that overlap included."""
+    middle = MAX_DELIVERIES // 2
+    at_most = form.format(1, MAX_DELIVERIES, middle, middle + 1)
+    assert sum(end - start for start, end in parse_ranges(at_most)) == MAX_DELIVERIES
+    with pytest.raises(QueueError, match=f"{MAX_DELIVERIES + 1} offsets"):
+        parse_ranges(form.format(1, MAX_DELIVERIES + 1, middle, middle + 1))
+
+
 # -- delay and extension -----------------------------------------------------------------------------------------------
 
 

@@ -23,9 +23,10 @@ from assay.conformance.cases.damaged_files import (
     zeros_behind,
     zeros_within,
 )
-from assay.conformance.cases.queue.administration import ask, refused
+from assay.conformance.cases.queue.administration import ask, create, refused
+from assay.conformance.cases.queue.bursts import settle_together
 from assay.conformance.cases.queue.lives import Group, QueueLife
-from assay.conformance.cases.queue.support import consume
+from assay.conformance.cases.queue.support import consume, deliveries, new_queue, settle
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Puback, Publish
 
@@ -35,6 +36,8 @@ _FILLING = b"." * 100
 """Of each payload: by that much the file of messages grows at least, and no file of indexes."""
 _FEWEST_STEPS = 2
 """That a file of messages has grown in: what grew once is no log."""
+_MANY = 60
+"""Messages of half a kilobyte: several segments."""
 _PUT_ASIDE = ".corrupt"
 """What the broker keeps of damage, and never reads."""
 SETTINGS: dict[str, Any] = {
@@ -275,3 +278,51 @@ others = _life(
     mutant="storage-unreadable-queue-tidied",
     partitions=2,
 )
+
+
+@case(
+    "queue/damage/a-group-without-its-log",
+    clauses=("Q-DURA-20", "Q-DURA-08"),
+    requires=("queues", "restart", "data_dir"),
+    mutant="storage-group-without-a-log-is-deleted",
+    near_miss="queue-one-batch-per-message",
+    settings=SETTINGS,
+    together=True,
+    limit_s=_LIMIT_S,
+)
+async def without_log(ctx: CaseContext) -> None:
+    """A group whose file is gone keeps its place: what it has not settled is there for it, whatever others settle.
+
+    Two groups read a queue of many small segments. One settles a message, and the files that grow by that are noted;
+    the other settles half. The broker is killed, the file of the first group is removed, and the broker is started: it
+    tells that in storage_notes. The second group settles all there is, and the first comes back: it gets what it has
+    not settled, in order; the one that it had settled may come again.
+    """
+    queue = new_queue(ctx)
+    watch = Watch(ctx.data_dir, queue)
+    client = await ctx.connect(version=5, name="client")
+    await create(ctx, client, queue, partitions=1)
+    slow = await consume(ctx, queue, group="slow", name="slow", prefetch="1")
+    wanted = [b"%03d" % number + _FILLING * 5 for number in range(_MANY)]
+    for payload in wanted:
+        await client.publish(f"$queue/{queue}", payload, qos=1)
+    (first,) = await deliveries(slow, at_least=1)
+    watch.begin()
+    await settle(ctx, slow, queue, "ack", first)
+    (path,) = {path for path in watch.files_of(watch.step()) if _FILLING not in path.read_bytes()}
+    await slow.disconnect()
+    fast = await consume(ctx, queue, group="fast", name="fast")
+    await settle_together(ctx, fast, queue, (await deliveries(fast, at_least=_MANY))[: _MANY // 2])
+    await ctx.restart(path.unlink)
+    client = await ctx.connect(version=5, name="client after the damage")
+    notes = (await ask(ctx, client, queue, "stats"))["storage_notes"]
+    ctx.must(notes > 0, f"expected the missing file to be reported in storage_notes; seen {notes}")
+    fast = await consume(ctx, queue, group="fast", name="fast after the damage")
+    await settle_together(ctx, fast, queue, await deliveries(fast, at_least=_MANY - _MANY // 2))
+    await ctx.restart()
+    slow = await consume(ctx, queue, group="slow", name="slow after the damage")
+    found = [each.payload for each in await deliveries(slow, at_least=_MANY - 1)]
+    ctx.must(
+        found[-_MANY + 1 :] == wanted[1:] and found[: -_MANY + 1] in ([], wanted[:1]),
+        f"slow: expected the messages from 1 to {_MANY - 1}; seen {[payload[:3] for payload in found]}",
+    )

@@ -270,11 +270,12 @@ class QueueLimits(TimeToLive):
             self._to_trim = len(self._contents.partitions)
             self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else NEVER
             self._free_delays()
+        if now >= self._trim_at:
+            self._to_trim, self._trim_at = len(self._contents.partitions), NEVER
         if self._to_trim:
             self.trim_some()
         super().pass_time(now)
-        if self._free_at != NEVER:
-            self.arm(self._free_at)
+        self.arm(min(self._free_at, self._trim_at))
 
     def _follow(self, partition: QueuePartition) -> None:
         """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""

@@ -48,12 +48,21 @@ class TimeToLive:
         """Messages that expired while the queue had no group."""
         self._group_turn = 0
         """Which group is looked at first."""
+        self._trim_at = NEVER
+        """When segments are looked for that nobody needs any more."""
         self.loose_bytes = 0
         """Bytes held while there is no group. Only counted with ``max_bytes``, as the groups' are."""
 
     def arm(self, at: float) -> None:
         """Something expires then."""
         self._agenda.wake(self, at)
+
+    def trim_later(self) -> None:
+        """Messages left without being settled: their segments go, too, if nobody publishes or settles any more."""
+        at = self._agenda.now + _SWEEP_INTERVAL_S
+        if at < self._trim_at:
+            self._trim_at = at
+            self.arm(at)
 
     def pass_time(self, now: float) -> None:
         """Let go of what has expired, also while nobody consumes."""
@@ -159,6 +168,7 @@ class TimeToLive:
             if partition.sizes is not None:
                 group.held_bytes -= partition.sizes.of(offset)
             expiry.mark_gone(offset)
+            self.trim_later()
         if letters:
             self._letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
         if not was_gone and expiry.is_gone(offset):
@@ -299,6 +309,7 @@ class TimeToLive:
             mine = (each for each in range(start, offset) if lanes is None or lanes.count(place.lane, each, each + 1))
             group.held_bytes -= sum(sizes.of(each) for each in mine if each not in gone)
         place.cursor = offset
+        self.trim_later()
         passed -= len(gone)
         group.cursor_total += passed
         group.moved[place] = None

@@ -153,6 +153,7 @@ class GroupOperations:
         places = named.places if partition is None else named.places[partition : partition + 1]
         cursors.reset(named, position, places, on_done)
         found.recount()
+        found.trim()
         return {place.index: place.cursor for place in places}
 
     # -- claims --------------------------------------------------------------------------------------------------
