@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from assay.conformance.explore import life as plan
+from assay.conformance.explore.life import Replay
+from assay.conformance.explore.queues.life import REPLAY_SCHEMA as QUEUE_SCHEMA
+from assay.conformance.explore.queues.life import QueueReplay
 from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.registry import load_statements
 from assay.conformance.report import ExitCode, this_machine, utc_now, write_transcript
@@ -24,6 +27,7 @@ from assay.reference_broker.trace.terminal import WholeConsole
 
 if TYPE_CHECKING:
     from assay.conformance.explore.campaign import Finding as Found
+    from assay.conformance.explore.games import AnyReplay
 
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
@@ -35,9 +39,16 @@ def _stop(text: str, code: ExitCode) -> typer.Exit:
     return typer.Exit(int(code))
 
 
-def _replay_of(path: Path) -> plan.Replay:
+class _Header(msgspec.Struct):
+    schema: str = ""
+
+
+def _replay_of(path: Path) -> AnyReplay:
+    """The life of a file, of whichever kind."""
+    kinds: dict[str, type[Replay] | type[QueueReplay]] = {QUEUE_SCHEMA: QueueReplay}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=plan.Replay)
+        data = path.read_bytes()
+        return msgspec.json.decode(data, type=kinds.get(msgspec.json.decode(data, type=_Header).schema, Replay))
     except READ_ERRORS as error:
         raise _stop(f"{path} is no replay file: {why(error)}", ExitCode.USAGE) from error
 
@@ -56,6 +67,7 @@ def explore(
         int,
         typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each with a process of its own."),
     ] = 1,
+    queues: Annotated[bool, typer.Option("--queues", help="Lives of durable queues over MQTT 5.0.")] = False,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")
     ] = None,
@@ -65,6 +77,9 @@ def explore(
 
     Lives have all QoS, retained messages, wills, sessions that resume, shared and overlapping subscriptions, limits and
     takeovers; on a target that can be killed or whose clock moves, that too. A finding is shrunk to its shortest form.
+
+    With --queues: producers, groups of consumers, settlements of all kinds, retries, dead letters, delays, limits and
+    transactions, on a broker that has such queues (docs/spec).
 
     Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached, 6 stopped by
     Ctrl-C or SIGTERM (what was seen until then is told all the same).
@@ -81,6 +96,11 @@ def explore(
         raise _stop(str(error), ExitCode.USAGE) from error
     if jobs > 1 and judged.start is None:
         raise _stop("--jobs needs a broker for each, and this one is not ours to start", ExitCode.USAGE)
+    game = "queues" if queues or isinstance(recorded, QueueReplay) else "mqtt"
+    if game == "queues" and not host and not judged.capabilities.get("queues", False):
+        raise _stop(
+            f"the target {judged.name} does not say that it has such queues (capability queues)", ExitCode.USAGE
+        )
     started_at = utc_now()
     files: list[Path] = []
 
@@ -98,7 +118,8 @@ def explore(
             progress.update(task, completed=lives, description=what)
 
         alone = jobs == 1 or recorded is not None
-        campaign = Campaign(judged, report=report) if alone else Team(judged, jobs, report=report)
+        kind: Any = Campaign if alone else partial(Team, jobs=jobs)
+        campaign: Campaign | Team = kind(judged, game=game, report=report)
         campaign.seed = seed if recorded is None else recorded.seed
         try:
             with stopped_by_signals(campaign.interrupt), campaign:
@@ -176,15 +197,18 @@ def _write(out: Path, target: Target, number: int, finding: Found) -> Path:
     return path
 
 
-def _print_finding(number: int, replay: plan.Replay, path: Path | None, *, counts: bool) -> None:
+def _print_finding(number: int, replay: AnyReplay, path: Path | None, *, counts: bool) -> None:
     remark = "" if counts else "  [yellow]seen once, not again: it does not count[/]"
+    from assay.conformance.explore.games import story
+
     console.print(f"[bold red]{number}. {replay.rule}[/]  [dim]{' '.join(replay.clauses)}[/]{remark}")
     console.print(f"    {replay.text}", highlight=False, markup=False, soft_wrap=True)
-    statements = load_statements(_SPEC_OF_VERSION[replay.version])
+    spec = "queue" if isinstance(replay, QueueReplay) else _SPEC_OF_VERSION[replay.version]
+    statements = load_statements(spec)
     for clause in replay.clauses:
         sentence = statements[clause].sentence if clause in statements else "a section without a numbered statement"
         console.print(f"    {clause}  {sentence}", highlight=False, markup=False, soft_wrap=True)
-    for line in plan.story(replay.life):
+    for line in story(replay):
         console.print(f"      {line}", highlight=False, markup=False, soft_wrap=True)
     if path is not None:
         console.print(f"    repeat: assay conformance explore --replay {shlex.quote(str(path))}", soft_wrap=True)

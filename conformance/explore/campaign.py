@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 
-from assay.conformance.explore.draw import drawn
-from assay.conformance.explore.life import Life, Replay
-from assay.conformance.explore.player import PATIENCE_S, Player
+from assay.conformance.explore.games import GAMES, AnyLife, AnyReplay
+from assay.conformance.explore.player import PATIENCE_S
 from assay.conformance.explore.rules import Rule, ViolationError
-from assay.conformance.explore.shrink import shrink
 from assay.conformance.nursery import Nursery
 from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.targets import (
@@ -51,7 +49,7 @@ MAX_DOUBTS = 10
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something outside the model."""
 
-    replay: Replay
+    replay: AnyReplay
     transcript: tuple[WireLine, ...]
     number: int
     """Of the life, within its seed."""
@@ -86,13 +84,15 @@ def is_enough(findings: Sequence[Finding], most: int) -> bool:
 
 
 @contextmanager
-def broker_of(target: Target, mutant: str, nursery: Nursery | None) -> Iterator[RunningTarget]:
+def broker_of(
+    target: Target, mutant: str, nursery: Nursery | None, settings: Mapping[str, Any] = _OURS
+) -> Iterator[RunningTarget]:
     """A broker for a campaign; ours comes from the nursery, and keeps its data, so that it can be killed.
 
     Raises :class:`TargetStartError`, :class:`ProbeError`.
     """
     if nursery is not None and target.is_ours:
-        broker = nursery.broker(target, mutant or _planted(target), settings=_OURS)
+        broker = nursery.broker(target, mutant or _planted(target), settings=settings)
     else:
         broker = running(target)
     with broker as one:
@@ -112,6 +112,7 @@ class Campaign:
         self,
         target: Target,
         *,
+        game: str = "mqtt",
         mutant: str = "",
         nursery: Nursery | None = None,
         patience_s: float = PATIENCE_S,
@@ -119,7 +120,9 @@ class Campaign:
         shrink_patience_s: float = SHRINK_PATIENCE_S,
         report: Callable[[int, str], None] = lambda _lives, _what: None,
     ) -> None:
-        """``mutant`` breaks the reference broker; ``report`` gets the number of lives and what is going on."""
+        """``game``: of :data:`GAMES`. ``mutant`` breaks the reference broker; ``report`` gets the number of lives and
+        what is going on."""
+        self.game = GAMES[game]
         self.target, self.mutant, self._nursery = target, mutant, nursery
         self.patience_s, self.shrink_s, self.shrink_patience_s = patience_s, shrink_s, shrink_patience_s
         self._report = report
@@ -134,13 +137,14 @@ class Campaign:
         self.seed = self._number = 0
         self._began = time.monotonic()
         self._findings: list[Finding] = []
-        self._found: tuple[Life, ViolationError, list[WireLine]] | None = None
+        self._found: tuple[AnyLife, ViolationError, list[WireLine]] | None = None
         """Seen by the search that is under way, and neither shrunk nor repeated yet."""
         self.version = ""
         self._signal, self._may_be_cut = "", False
+        self._settings = {**_OURS, **self.game.settings}
         self.capabilities: dict[str, CapabilityValue] = {}
         self.broker: RunningTarget
-        self.player: Player
+        self.player: Any
 
     def interrupt(self, signal_name: str) -> None:
         """Of a signal: raise ``KeyboardInterrupt`` at once within a life or a start, else where the next one begins.
@@ -177,17 +181,18 @@ class Campaign:
     def _start(self) -> None:
         """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""
         with ExitStack() as stack, self._cut_by_signals():
-            self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery))
+            self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery, self._settings))
             self.version = self.broker.version
             self.capabilities = probe(self.broker.target, self.broker.endpoint)
             if not self.capabilities.get("persistence", False) and not self.target.is_ours:
                 self.capabilities["restart"] = False
-            self.player = Player(
+            self.player = self.game.player(
                 self.broker.endpoint,
                 self.capabilities,
                 run_token=f"{secrets.randbelow(36**3):x}x",
                 patience_s=self.patience_s,
                 restart=self._restart_broker if self.capabilities.get("restart", False) else None,
+                **(self.game.options if self.target.is_ours else {}),
             )
             self._stack = stack.pop_all()
 
@@ -207,7 +212,7 @@ class Campaign:
         self._stop()
         self._start()
 
-    def play(self, life: Life) -> None:
+    def play(self, life: AnyLife) -> None:
         """Raises :class:`ViolationError`; a broker that is gone is one, and is replaced."""
         try:
             with self._cut_by_signals():
@@ -248,7 +253,7 @@ class Campaign:
             raise
         return self.so_far()
 
-    def replay(self, life: Life, seed: int, on_finding: Callable[[Finding], None]) -> Exploration:
+    def replay(self, life: AnyLife, seed: int, on_finding: Callable[[Finding], None]) -> Exploration:
         """Play one life; what is outside the model is its only finding. Raises as :meth:`explore` does."""
         self._begin(seed, float("inf"))
         self.lives, self.steps = 1, len(life.steps)
@@ -293,7 +298,7 @@ class Campaign:
         if self.lives >= self._next_at and self.target.is_ours:
             self.renew()
             self._next_at = self.lives + LIVES_A_BROKER
-        life = drawn(self.seed, number, self.capabilities)
+        life = self.game.drawn(self.seed, number, self.capabilities)
         self._number = number
         self.lives += 1
         self.steps += len(life.steps)
@@ -315,13 +320,13 @@ class Campaign:
         return finding
 
     def _shrunk(
-        self, life: Life, error: ViolationError, transcript: list[WireLine]
-    ) -> tuple[Life, ViolationError, list[WireLine]]:
+        self, life: AnyLife, error: ViolationError, transcript: list[WireLine]
+    ) -> tuple[AnyLife, ViolationError, list[WireLine]]:
         """The smallest life with the same finding."""
         over_at = time.monotonic() + self.shrink_s
         last = error, transcript
 
-        def fails(smaller: Life) -> bool:
+        def fails(smaller: AnyLife) -> bool:
             nonlocal last
             try:
                 self.play(smaller)
@@ -334,12 +339,12 @@ class Campaign:
         self._report(self.lives, f"shrinking {error.rule.label}")
         self.player.patience_s = self.shrink_patience_s
         try:
-            smallest = shrink(life, fails, lambda: time.monotonic() < over_at)
+            smallest = self.game.shrink(life, fails, lambda: time.monotonic() < over_at)
         finally:
             self.player.patience_s = self.patience_s
         return smallest, *last
 
-    def _confirmed(self, life: Life, error: ViolationError, transcript: list[WireLine], seed: int) -> Finding:
+    def _confirmed(self, life: AnyLife, error: ViolationError, transcript: list[WireLine], seed: int) -> Finding:
         """Play the smallest form on a new broker, with all the patience there is."""
         repeated = False
         self._report(self.lives, f"repeating {error.rule.label}")
@@ -354,9 +359,9 @@ class Campaign:
         return self._as_seen(life, error, transcript, seed, repeated=repeated)
 
     def _as_seen(
-        self, life: Life, error: ViolationError, transcript: list[WireLine], seed: int, *, repeated: bool = False
+        self, life: AnyLife, error: ViolationError, transcript: list[WireLine], seed: int, *, repeated: bool = False
     ) -> Finding:
-        replay = Replay(
+        replay = self.game.replay(
             target=self.target.name,
             rule=error.rule.label,
             version=error.version,

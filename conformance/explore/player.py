@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import selectors
-import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
@@ -20,6 +16,7 @@ from assay.conformance.explore import life as plan
 from assay.conformance.explore.control import Control, connected, with_credentials
 from assay.conformance.explore.referee import Referee
 from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.sockets import MAX_EXTENSIONS, SLOW_ROUND_TRIP_S, Sockets, Wire
 from assay.conformance.explore.state import Link
 from assay.conformance.explore.topics import is_shared
 from assay.conformance.outcome import TargetUnreachableError
@@ -29,7 +26,6 @@ from assay.conformance.wire import (
     Connect,
     Decoder,
     Disconnect,
-    MalformedPacketError,
     Packet,
     Pingreq,
     Properties,
@@ -42,23 +38,15 @@ from assay.conformance.wire import (
     Subscription,
     Unsubscribe,
     Will,
-    decode_packet,
-    describe,
-    encode,
 )
-from assay.reference_broker.trace.conformance import WireLine
 
 PATIENCE_S = 4.0
 _WILL_PATIENCE = 2
 """Wills get so many times more: no statement says how soon a server learns of a lost connection, or acts on it."""
 _SENT_AGAIN = (Rule.NOT_RESENT, Rule.PUBREL)
 """No statement says how soon: the target file may (``resends_after_s``)."""
-_SLOW_ROUND_TRIP_S = 0.1
-"""On an idle machine a PINGREQ is answered in less than a millisecond."""
-_MAX_EXTENSIONS = 5
 _GOODBYE_S = 0.5
 """How long the broker gets to close after DISCONNECT before the client does."""
-_RECEIVE_BYTES = 262_144
 _OBSERVER = 1_000
 """Client number of the observer: it sees wills, and what is retained at the end."""
 _LONG_S = 90
@@ -67,7 +55,6 @@ _WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
 """Filters that match every topic of a life, but for those with $, which are the server's affair."""
 _END = "end/{t}"
 _WILL_EXPIRY_S = 100_000
-_LINGER_NOT = struct.pack("ii", 1, 0)
 RICH = Properties(
     payload_format_indicator=1,
     content_type="text/plain; ü",
@@ -81,16 +68,11 @@ class _RefusedError(Exception):
     """A broker has enough of a client's takeovers, as it may: the rest of the life says nothing."""
 
 
-@dataclass(eq=False)
-class _Wire:
-    """A socket with what belongs to it."""
+@dataclass(eq=False, kw_only=True)
+class _Wire(Wire):
+    """A connection with what belongs to it."""
 
     link: Link
-    sock: socket.socket
-    decoder: Decoder
-    unsent: bytearray = field(default_factory=bytearray)
-    waits: bool = False
-    """The system has taken as much as it will for the time being."""
     held: deque[Packet] = field(default_factory=deque)
     """Acknowledgements that the client does not send for the time being."""
     deferred: deque[Publish] = field(default_factory=deque)
@@ -106,12 +88,8 @@ class _Wire:
     alias_maximum: int = 0
     receive_maximum: int = 65_535
 
-    @property
-    def open(self) -> bool:
-        return self.sock.fileno() >= 0
 
-
-class Player:
+class Player(Sockets):
     """Plays lives, one after the other, on one broker."""
 
     def __init__(
@@ -139,9 +117,7 @@ class Player:
     def _begin(self) -> None:
         self.token = f"{self._run_token}{next(self._lives):x}"
         self.referee = Referee(ours=self.token)
-        self.log: list[tuple[int, str, Literal["send", "recv", "event"], bytes | str, int]] = []
-        self._began_ns = time.perf_counter_ns()
-        self._selector = selectors.DefaultSelector()
+        self.begin_life()
         self._wires: dict[int, _Wire] = {}
         """Client to its connection."""
         self._holds: dict[int, plan.Hold] = {}
@@ -149,7 +125,6 @@ class Player:
         self._payloads = itertools.count(1)
         self._said = 0
         """Packets that clients sent, PINGREQ aside."""
-        self._all: list[_Wire] = []
 
     @property
     def now(self) -> float:
@@ -175,16 +150,14 @@ class Player:
                 self._send(observer, Subscribe(packet_id=self._next_id(observer), subscriptions=entries))
                 self._settle()
             for step in life.steps:
-                self._note(str(step))
+                self.note(str(step))
                 self._perform(step)
                 self._settle()
             self._audit()
         except _RefusedError:
-            self._note("the broker refuses a client that was taken over a moment ago: the life is over")
+            self.note("the broker refuses a client that was taken over a moment ago: the life is over")
         finally:
-            for wire in self._all:
-                wire.sock.close()
-            self._selector.close()
+            self.end_life()
 
     def _perform(self, step: plan.Step) -> None:
         match step:
@@ -211,7 +184,7 @@ class Player:
 
     def _audit(self) -> None:
         """Everybody comes back for what is kept, and nothing may come that nobody asked for."""
-        self._note("the audit begins")
+        self.note("the audit begins")
         for client in list(self._holds):
             self._holds[client] = plan.Hold.NOTHING
         for client, session in list(self.referee.sessions.items()):
@@ -259,7 +232,7 @@ class Player:
             wire = self._wires.get(client)
             if wire is not None and wire.open and session.link is wire.link:
                 ends = session.version >= 5 and wire.link.kept_s > 0
-                self._write(wire, Disconnect(properties=Properties(session_expiry_interval=0 if ends else None)))
+                self.write(wire, Disconnect(properties=Properties(session_expiry_interval=0 if ends else None)))
                 if ends or wire.link.kept_s <= 0:
                     continue
             refusals = (TargetUnreachableError,) if self.referee.may_be_refused(client, self.now) else ()
@@ -339,14 +312,19 @@ class Player:
         kept_s = 0.0 if afresh and fields.version < 5 else fields.kept_s
         packet = with_credentials(packet, self.endpoint)
         sock = connected(self.endpoint)
-        sock.setblocking(False)
         name = f"c{client}.{next(self._names)}" if client != _OBSERVER else "observer"
         link = self.referee.connect(name, client, packet, kept_s, self.now)
-        wire = _Wire(link=link, sock=sock, decoder=Decoder(fields.version))
+        wire = _Wire(
+            name=link.name,
+            version=fields.version,
+            sock=sock,
+            decoder=Decoder(fields.version),
+            most_bytes=link.most_bytes,
+            link=link,
+        )
         self._wires[client] = wire
-        self._all.append(wire)
-        self._selector.register(sock, selectors.EVENT_READ, wire)
-        self._write(wire, packet)
+        self.watch(wire)
+        self.write(wire, packet)
         self._settle(until=lambda: link.session is not None or (link.over and link.may_be_refused))
         if link.session is None:
             raise _RefusedError
@@ -416,16 +394,16 @@ class Player:
         self._send(wire, Disconnect(reason_code=code, properties=properties))
         deadline = time.monotonic() + _GOODBYE_S
         while wire.open and time.monotonic() < deadline:
-            self._read(max(0.0, deadline - time.monotonic()))
+            self.read(max(0.0, deadline - time.monotonic()))
         if wire.open:
-            self._note(f"{wire.link.name}: the broker leaves the connection open after DISCONNECT")
+            self.note(f"{wire.link.name}: the broker leaves the connection open after DISCONNECT")
             self._close(wire, by_broker=False)
             self._let_the_broker_notice()
 
     def _reset(self, wire: _Wire) -> None:
-        wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-        self._note(f"{wire.link.name}: reset by the client")
-        self._close(wire, by_broker=False)
+        self.note(f"{wire.link.name}: reset by the client")
+        self.drop(wire, reset=True)
+        self.referee.ended(wire.link, self.now, by_broker=False)
         self._let_the_broker_notice()
 
     def _let_the_broker_notice(self) -> None:
@@ -578,10 +556,10 @@ class Player:
         self.endpoint = self.restart(self.ahead_s)
         self.control.close()
         self.control = self._new_control()
-        self._note("the broker was killed and started again")
+        self.note("the broker was killed and started again")
         for wire in list(self._wires.values()):
             if wire.open:
-                self._drop(wire)
+                self.drop(wire)
         self.referee.restarted(self.now)
 
     def _advance(self, seconds: int) -> None:
@@ -592,7 +570,7 @@ class Player:
         self.ahead_s += seconds
         if self.capabilities.get("server_keep_alive", 0):
             self.control.close()  # it was silent for as long; it connects anew when it is needed
-        self._note(f"the broker's clock was moved by {seconds} s")
+        self.note(f"the broker's clock was moved by {seconds} s")
         self.referee.moved(self.now)
 
     def _hear_all(self) -> None:
@@ -610,36 +588,13 @@ class Player:
 
     # Packets
 
-    def _note(self, text: str) -> None:
-        self.log.append((time.perf_counter_ns() - self._began_ns, "", "event", text, 0))
-
     def _send(self, wire: _Wire, packet: Packet) -> None:
         """On a connection that is over, nothing: a server may end one as soon as it is there."""
         if not wire.open or wire.link.over:
             return
         self._said += not isinstance(packet, Pingreq)
         self.referee.sent(wire.link, packet, self.now)
-        self._write(wire, packet)
-
-    def _write(self, wire: _Wire, packet: Packet) -> None:
-        data = encode(packet, wire.link.version)
-        self.log.append((time.perf_counter_ns() - self._began_ns, wire.link.name, "send", data, wire.link.version))
-        wire.unsent += data
-        self._flush(wire)
-
-    def _flush(self, wire: _Wire) -> None:
-        try:
-            while wire.unsent:
-                del wire.unsent[: wire.sock.send(wire.unsent)]
-        except BlockingIOError:
-            wire.waits = True
-            self._selector.modify(wire.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
-            return
-        except OSError:
-            return  # the end of the connection is read
-        if wire.waits:
-            wire.waits = False
-            self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
+        self.write(wire, packet)
 
     def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
         """Read until nothing is due any more, or until something is seen. Raises :class:`ViolationError`."""
@@ -655,13 +610,13 @@ class Player:
             if wanted is not None and wanted[0] in _SENT_AGAIN:
                 left_s += int(self.capabilities.get("resends_after_s", 0))
             if left_s > 0:
-                self._read(left_s)
+                self.read(left_s)
                 continue
-            if extensions < _MAX_EXTENSIONS and self.control.round_trip() > _SLOW_ROUND_TRIP_S:
+            if extensions < MAX_EXTENSIONS and self.control.round_trip() > SLOW_ROUND_TRIP_S:
                 extensions += 1
                 deadline = time.monotonic() + self.patience_s
                 continue
-            self._read(0.0)
+            self.read(0.0)
             wanted = self.referee.waiting(self.now)
             if wanted is None and until is None:
                 return
@@ -669,38 +624,8 @@ class Player:
             text = f"nothing came for {self.patience_s:g} s; missing: {text}"
             raise ViolationError(rule, version, text, waited=True)
 
-    def _read(self, timeout_s: float) -> None:
-        """Take what has arrived; wait for something at most so long."""
-        for key, events in self._selector.select(timeout_s):
-            wire: _Wire = key.data
-            if events & selectors.EVENT_WRITE and wire.open:
-                self._flush(wire)
-            if events & selectors.EVENT_READ and wire.open:
-                self._read_wire(wire)
-
-    def _read_wire(self, wire: _Wire) -> None:
-        try:
-            data = wire.sock.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._note(f"{wire.link.name}: the broker ended the connection")
-            self._close(wire, by_broker=True)
-            return
-        name, version = wire.link.name, wire.link.version
-        try:
-            for frame in wire.decoder.feed_frames(data):
-                self.log.append((time.perf_counter_ns() - self._began_ns, name, "recv", frame, version))
-                if len(frame) > wire.link.most_bytes:
-                    text = f"{name}: a packet of {len(frame)} bytes, the client takes {wire.link.most_bytes:g}"
-                    raise ViolationError(Rule.MAXIMUM_PACKET_SIZE, version, text)
-                self._received(wire, decode_packet(frame, version))
-        except MalformedPacketError as error:
-            raise ViolationError(Rule.MALFORMED, version, f"{name}: {error}") from error
-
-    def _received(self, wire: _Wire, packet: Packet) -> None:
+    def received(self, wire: Wire, packet: Packet) -> None:
+        assert isinstance(wire, _Wire)
         if isinstance(packet, Publish) and (wire.link.subscribing or wire.deferred):
             wire.deferred.append(packet)
             return
@@ -753,26 +678,10 @@ class Player:
         elif wire.open:
             self._send(wire, answer)
 
-    def _drop(self, wire: _Wire) -> None:
-        self._selector.unregister(wire.sock)
-        wire.sock.close()
+    def ended_by_broker(self, wire: Wire) -> None:
+        assert isinstance(wire, _Wire)
+        self._close(wire, by_broker=True)
 
     def _close(self, wire: _Wire, *, by_broker: bool) -> None:
-        self._drop(wire)
+        self.drop(wire)
         self.referee.ended(wire.link, self.now, by_broker=by_broker)
-
-    # Evidence
-
-    def transcript(self) -> list[WireLine]:
-        """The life so far."""
-        lines = []
-        for t_ns, name, direction, content, version in self.log:
-            if isinstance(content, str):
-                lines.append(WireLine(t_ns=t_ns, connection=name, direction="event", hex="", decoded=content))
-                continue
-            try:
-                text = describe(decode_packet(content, version))
-            except MalformedPacketError as error:
-                text = f"MALFORMED: {error}"
-            lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
-        return lines

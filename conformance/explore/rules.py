@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Protocol
+
+
+class AnyRule(Protocol):
+    """What :class:`Rule` is, and the rules of queues are."""
+
+    @property
+    def label(self) -> str: ...
+
+    def clauses(self, version: int, /) -> tuple[str, ...]: ...
 
 
 class Rule(Enum):
@@ -83,7 +93,7 @@ class ViolationError(Exception):
     """What was seen lies outside of what the standards allow."""
 
     def __init__(
-        self, rule: Rule, version: int, text: str, clauses: tuple[str, ...] = (), *, waited: bool = False
+        self, rule: AnyRule, version: int, text: str, clauses: tuple[str, ...] = (), *, waited: bool = False
     ) -> None:
         """``clauses`` are those of the rule that fit, where only some do; ``waited``: something did not come."""
         super().__init__(text)

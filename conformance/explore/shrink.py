@@ -15,7 +15,7 @@ from assay.conformance.explore.life import Burst, Client, Life, Subscribe, Unsub
 PLAIN = Client()
 
 
-def _without_steps(life: Life) -> Iterator[Life]:
+def _without_steps(life: Any) -> Iterator[Any]:
     """Without halves, quarters ... and single steps, from the end."""
     size = len(life.steps)
     width = size
@@ -68,11 +68,57 @@ def candidates(life: Life) -> Iterator[Life]:
 
 def shrink(life: Life, fails: Callable[[Life], bool], may_go_on: Callable[[], bool]) -> Life:
     """The smallest life found that fails, until no smaller one does or ``may_go_on`` says no."""
+    life = _smallest(life, candidates, fails, may_go_on)
+    used = set[int]().union(*(clients_of(step) for step in life.steps))
+    clients = tuple(client if index in used else PLAIN for index, client in enumerate(life.clients))
+    return msgspec.structs.replace(life, clients=clients)
+
+
+def shrink_steps(life: Any, fails: Callable[[Any], bool], may_go_on: Callable[[], bool]) -> Any:
+    """Likewise, of any struct that has ``steps``, and tuples of structs beside them."""
+    return _smallest(life, _plainer_lives, fails, may_go_on)
+
+
+def _plainer_lives(life: Any) -> Iterator[Any]:
+    yield from _without_steps(life)
+    for field in msgspec.structs.fields(type(life)):
+        items = getattr(life, field.name)
+        for fewer in _plainer_parts(items) if field.name == "steps" else _plainer_each(items):
+            yield msgspec.structs.replace(life, **{field.name: fewer})
+    for index, step in enumerate(life.steps):
+        for steps in _in_place_of(step):
+            yield msgspec.structs.replace(life, steps=(*life.steps[:index], *steps, *life.steps[index + 1 :]))
+
+
+def _plainer_each(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Without its last, or one of them plainer: steps name the others by their places."""
+    if len(items) > 1:
+        yield items[:-1]
+    for index, item in enumerate(items):
+        yield from ((*items[:index], plain, *items[index + 1 :]) for plain in _plainer(item))
+
+
+def _in_place_of(step: Any) -> Iterator[tuple[Any, ...]]:
+    if (publishes := getattr(step, "publishes", None)) is not None:
+        yield publishes
+        yield from ((msgspec.structs.replace(step, publishes=some),) for some in _plainer_parts(publishes))
+    if getattr(step, "amid", None) is not None:
+        yield (step.amid, msgspec.structs.replace(step, amid=None))
+    if isinstance(getattr(step, "which", None), tuple):
+        yield from ((msgspec.structs.replace(step, which=some),) for some in _shorter(step.which))
+
+
+def _smallest(
+    life: Any,
+    smaller_than: Callable[[Any], Iterator[Any]],
+    fails: Callable[[Any], bool],
+    may_go_on: Callable[[], bool],
+) -> Any:
     tried: set[bytes] = set()
     improved = True
     while improved:
         improved = False
-        for smaller in candidates(life):
+        for smaller in smaller_than(life):
             key = msgspec.json.encode(smaller)
             if key in tried:
                 continue
@@ -82,6 +128,4 @@ def shrink(life: Life, fails: Callable[[Life], bool], may_go_on: Callable[[], bo
             if fails(smaller):
                 life, improved = smaller, True
                 break
-    used = set[int]().union(*(clients_of(step) for step in life.steps))
-    clients = tuple(client if index in used else PLAIN for index, client in enumerate(life.clients))
-    return msgspec.structs.replace(life, clients=clients)
+    return life

@@ -243,6 +243,18 @@ def test_a_purge_takes_what_is_ready_for_every_group(bench_with: BenchWith, dura
     assert (consumer.values[2:], other.values) == (["new"], ["new"])
 
 
+def test_a_purge_that_begins_during_a_sync_is_answered(durable: QueueBench) -> None:
+    """It waited for the sync after that one, which nothing was left for: lives of queues found it."""
+    durable.publish("0")
+    durable.engine.dispatch(durable.now)
+    (job,) = durable.engine.take_jobs(durable.now)
+    told = purge(durable)
+    job.run()
+    durable.engine.job_done(job, None, durable.now)
+    durable.turn()
+    assert told.results == [1]
+
+
 @pytest.mark.parametrize("with_group", [True, False])
 def test_what_was_purged_stays_away(bench_with: BenchWith, with_group: bool) -> None:
     bench = bench_with(MemoryDisk(), durability="interval")

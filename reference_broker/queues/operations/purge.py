@@ -36,9 +36,11 @@ def purge(queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
     joint = JointConfirm(synced)
     if not queue.volatile:
         for partition in queue.partitions:
-            if partition.log.needs_sync or partition.is_syncing:
-                partition.waiting.append(joint.part())
+            part = joint.part()
+            if partition.when_synced(part):
                 agenda.awaited_syncs[partition] = None
+            else:
+                part(None)
     joint.close()
 
 

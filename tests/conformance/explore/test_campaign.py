@@ -31,12 +31,14 @@ def explore(*arguments: str) -> Result:
     return runner.invoke(app, ["explore", *arguments])
 
 
-def broken_target(folder: Path, mutant: str) -> Path:
+def broken_target(folder: Path, mutant: str, capabilities: str = "") -> Path:
     """A target file that starts the reference broker with a planted bug."""
     path = folder / "broken.toml"
     path.write_text(
         f"""
 name = "broken"
+[capabilities]
+{capabilities}
 [start]
 command = ["{{python}}", "-m", "assay.conformance.adapter", "--mutant", "{mutant}"]
 port_from = "stdout"

@@ -1,0 +1,47 @@
+"""What lives are about: MQTT as a whole, or queues. A campaign plays either in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from assay.conformance.explore import draw, life, shrink
+from assay.conformance.explore.player import Player
+from assay.conformance.explore.queues import draw as queue_draw
+from assay.conformance.explore.queues import life as queue_life
+from assay.conformance.explore.queues.player import QueuePlayer
+from assay.conformance.targets import CapabilityValue
+
+AnyLife = life.Life | queue_life.QueueLife
+AnyReplay = life.Replay | queue_life.QueueReplay
+
+
+class Game(NamedTuple):
+    """A kind of life; found by its name, so that it can be told to other processes."""
+
+    drawn: Callable[[int, int, Mapping[str, CapabilityValue]], AnyLife]
+    player: Callable[..., Any]
+    replay: Callable[..., AnyReplay]
+    shrink: Callable[..., Any]
+    settings: Mapping[str, Any]
+    """Of a broker of ours, beside those of all."""
+    options: Mapping[str, Any]
+    """Of a player on a broker of ours, which lives as long as a few lives do."""
+
+
+GAMES: dict[str, Game] = {
+    "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {}),
+    "queues": Game(
+        queue_draw.drawn,
+        QueuePlayer,
+        queue_life.QueueReplay,
+        shrink.shrink_steps,
+        {"queues": {"segment_bytes": 16_384, "segment_age_s": 5}},
+        {"tidies": False},
+    ),
+}
+
+
+def story(replay: AnyReplay) -> list[str]:
+    """Its life in lines for people."""
+    return queue_life.story(replay.life) if isinstance(replay, queue_life.QueueReplay) else life.story(replay.life)

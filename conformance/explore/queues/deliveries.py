@@ -1,0 +1,126 @@
+"""What a delivery must be like, and which one must not come before another."""
+
+from __future__ import annotations
+
+from assay.conformance.explore.queues.books import Books, violation
+from assay.conformance.explore.queues.life import LANES
+from assay.conformance.explore.queues.rules import QueueRule
+from assay.conformance.explore.queues.state import SLACK_S, Copy, Fate, Kind, Member, Message
+from assay.conformance.wire import Properties, Publish
+
+RICH = Properties(
+    payload_format_indicator=1,
+    content_type="text/plain; ü",
+    response_topic="answers/here",
+    correlation_data=b"\x00\xff\x01",
+    user_property=(("x-z", "1"), ("x-a", "2 ü"), ("x-z", "")),
+)
+NUMBER = "x-number"
+_KEPT = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
+
+
+def judge_content(
+    message: Message, packet: Publish, told: dict[str, str], where: str, when: tuple[float, float]
+) -> None:
+    """``when``: it was sent, at the earliest and latest. Raises :class:`ViolationError`."""
+    count = int(told["delivery-count"])
+    if packet.payload != message.payload:
+        seen = f"{len(packet.payload)} bytes, {packet.payload[:40]!r}"
+        raise violation(QueueRule.CHANGED, f"{where} with another payload: {seen}")
+    rich = RICH if message.rich else Properties()
+    for name in _KEPT:
+        if getattr(packet.properties, name) != getattr(rich, name):
+            raise violation(QueueRule.CHANGED, f"{where} with {name} {getattr(packet.properties, name)!r}")
+    own = [pair for pair in packet.properties.user_property if pair[0].startswith("x-")]
+    if own != [(NUMBER, str(message.number)), *rich.user_property]:
+        raise violation(QueueRule.CHANGED, f"{where} with the user properties {own}")
+    if (told.get("redelivered") == "true") != (count > 1):
+        raise violation(QueueRule.REDELIVERED, f"{where} with redelivered {told.get('redelivered')}")
+    if message.source is not None:
+        _judge_letter(message.source, told, where)
+    if message.queue.is_letters:
+        return
+    if packet.topic != message.topic:
+        raise violation(QueueRule.TOPIC, f"{where} on {packet.topic}, published on {message.topic}")
+    named = told.get("priority", "normal")
+    if named != LANES[message.lane] and not message.queue.is_strict:
+        raise violation(QueueRule.PRIORITY, f"{where} with priority {named}, published as {LANES[message.lane]}")
+    if 0 <= message.partition != int(told["partition"]):
+        text = f"{where} of partition {told['partition']}, published to {message.partition}"
+        raise violation(QueueRule.TELLS, text, "Q-PART-05")
+    left = packet.properties.message_expiry_interval
+    if message.expiry_s and left is not None:
+        few, many = (each - message.published_at for each in when)
+        if not message.expiry_s - many - SLACK_S <= left <= message.expiry_s - few + SLACK_S:
+            text = f"{where} with an expiry interval of {left}, {many:.1f} s after a publish with {message.expiry_s}"
+            raise violation(QueueRule.EXPIRY_INTERVAL, text)
+
+
+def _judge_letter(source: Copy, told: dict[str, str], where: str) -> None:
+    message = source.message
+    counts = {str(spot.deliveries) for spot in source.spots if spot.kind is Kind.DEAD}
+    wanted: dict[str, set[str]] = {"_dlq_original_queue": {message.queue.name}}
+    wanted["_dlq_original_topic"] = {message.topic}
+    if source.may(Kind.DEAD):
+        wanted["_dlq_delivery_count"] = counts
+        wanted["_dlq_group"] = {source.group.told or source.group.name}
+        if source.last_holder and told.get("_dlq_delivery_count") != "0":
+            wanted["_dlq_consumer"] = {source.last_holder, *([""] if source.crashed else [])}
+    if message.place is not None:
+        wanted["_dlq_original_partition"] = {str(message.place[0])}
+        wanted["_dlq_original_offset"] = {str(message.place[1])}
+    if source.reason:
+        wanted["_dlq_reason"] = {source.reason}
+    for name, values in wanted.items():
+        if told.get(name) not in values:
+            text = f"{where} with {name} {told.get(name)}, not {' or '.join(sorted(values))}"
+            raise violation(QueueRule.LETTER_CHANGED, text)
+
+
+def judge_order(books: Books, copy: Copy, member: Member, count: int, where: str) -> None:
+    """Nothing that is ahead of it, and could come, comes to the same consumer later; nothing overtakes a retry.
+
+    What two consumers get is read from two connections, and says nothing of an order. Raises :class:`ViolationError`.
+    """
+    if copy.overtaken is not None:
+        by, when = copy.overtaken
+        if by is member or member.joined > when:
+            clauses: tuple[str, ...] = ("Q-ORDER-04", "Q-ORDER-05") if count > 1 else ("Q-DELIVER-3", "Q-PRIO-06")
+            if books.restarts:
+                clauses = (*clauses, "Q-ORDER-06")
+            raise violation(QueueRule.ORDER, f"{where}, behind one that is behind it in its partition", *clauses)
+    message, queue = copy.message, copy.message.queue
+    if queue.is_letters:
+        return
+    for other in copy.group.open_copies():
+        ahead = other.message
+        if other is copy or not ahead.is_before(message) or not ahead.shares_partition(message):
+            continue
+        own = ahead.transaction
+        is_open = own is not None and own.fate is Fate.OPEN and own is not message.transaction
+        if count == 1 and is_open and ahead.sure and not copy.crashed:
+            text = f"{where}, behind message {ahead.number} of an open transaction"
+            raise violation(QueueRule.OPEN, text, "Q-TXN-04")
+        if not (ahead.shares_lane(message) and other.must(Kind.READY) and ahead.is_there and ahead.is_shown):
+            continue
+        if not copy.group.wants(ahead) or books.now >= ahead.expires_at or ahead.cancelled is None:
+            continue
+        is_due = all(spot.by <= books.now for spot in other.spots)
+        if not other.is_retry:
+            if count == 1 and is_due and all(not spot.deliveries for spot in other.spots):
+                _note(other, member, books.round)
+            continue
+        # What was on its way already when the other one failed overtakes nothing.
+        is_later = copy.failed_round >= other.failed_round if count > 1 else message.round > other.failed_round
+        if not queue.holds_back or not (is_later or member.joined > other.failed_round):
+            continue
+        if count == 1 and all(spot.at > books.now for spot in other.spots):
+            text = f"{where}, ahead of message {ahead.number}, which is to be tried again before it"
+            raise violation(QueueRule.OVERTAKEN, text)
+        if is_due:
+            _note(other, member, books.round)
+
+
+def _note(other: Copy, member: Member, when: int) -> None:
+    if other.overtaken is None:
+        other.overtaken = member, when

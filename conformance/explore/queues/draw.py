@@ -1,0 +1,200 @@
+"""Lives of queues as chance draws them: each by its number from the seed of its campaign, and of few features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+from assay.conformance.explore.queues import life as plan
+from assay.conformance.targets import CapabilityValue
+
+TIMES_S = (50, 100_000)
+"""Delays, timeouts and lives of messages: no sum of few moves of the clock is near them."""
+ADVANCES_S = (30, 90, 300_000)
+_T = TypeVar("_T")
+_ROUTES = ("", "eu", "eu/1", "us", "eu//2")
+_FILTERS = ("eu/#", "+/1", "eu/1", "#")
+"""Whether ``+`` fits a message without a routing key is not said."""
+_KEYS = ("", "a", "b")
+_SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
+_VERBS = ("ack", "ack", "ack", "nack", "nack", "reject", "extend")
+
+
+class _Bent:
+    """What a life is like: without most of what there is, so that the rest meets (swarm testing)."""
+
+    def __init__(self, chance: Random, can: Mapping[str, CapabilityValue]) -> None:
+        pick = chance.choice
+        self.clock, self.restart = bool(can.get("clock", False)), bool(can.get("restart", False))
+        self.delays = pick((False, True))
+        self.expires = pick((False, False, True))
+        self.lanes = pick(((2,), (2,), (0, 1, 2, 3, 4), (0, 2)))
+        self.routes = pick((("",), ("",), _ROUTES))
+        self.keys = pick((("",), _KEYS, ("a",)))
+        self.sizes = pick((_SIZES, (8,), (8, 300)))
+        self.transactions = pick((False, False, True))
+        self.letters = pick((False, True))
+        self.verbs = pick((_VERBS, ("ack", "nack"), ("ack",), ("ack", "reject", "nack")))
+        self.admin = pick((False, False, True))
+        self.bursts = pick((False, True))
+        self.qos = pick(((1,), (1,), (0, 1, 2)))
+        self.restarts = pick((0, 0, 1, 1, 2)) if self.restart else 0
+
+
+class _Draw:
+    def __init__(self, chance: Random, can: Mapping[str, CapabilityValue]) -> None:
+        self._chance, self.bent = chance, _Bent(chance, can)
+
+    def pick(self, items: Sequence[_T]) -> _T:
+        return self._chance.choice(items)
+
+    def queue(self) -> plan.QueuePlan:
+        pick, bent = self.pick, self.bent
+        limit = pick(("", "", "", "depth", "bytes"))
+        return plan.QueuePlan(
+            partitions=pick((1, 1, 2, 3)),
+            ordering=pick(("partition", "partition", "none", "strict")),
+            durability=pick(("interval", "interval", "interval", "interval", "fsync", "memory")),
+            timeout_s=pick((100_000, 100_000, 50)),
+            max_retries=pick((50, 2, 1, 0)) if bent.letters else 50,
+            backoff_s=pick((0, 0, 50)) if bent.clock else 0,
+            dead_letters=bent.letters or pick((True, True, False)),
+            max_depth=pick((2, 5)) if limit == "depth" else 0,
+            max_bytes=pick((1_000, 50_000)) if limit == "bytes" else 0,
+            overflow=pick(("reject", "reject", "drop_oldest", "dead_letter_oldest")) if limit else "reject",
+            ttl_s=pick((0, 0, *TIMES_S)) if bent.expires else 0,
+            to_letters=bent.expires and pick((False, True)),
+            max_in_flight=pick((0, 0, 2, 4)),
+            group_max_in_flight=pick((0, 0, 0, 3)),
+        )
+
+    def groups(self, queues: int) -> tuple[plan.GroupPlan, ...]:
+        pick = self.pick
+        found = [
+            plan.GroupPlan(
+                queue=self._chance.randrange(queues),
+                filter=pick(_FILTERS) if len(self.bent.routes) > 1 and pick((False, True)) else "",
+                latest=pick((False, False, False, True)),
+            )
+            for _ in range(pick((1, 1, 2, 3)))
+        ]
+        if self.bent.letters:
+            found.append(plan.GroupPlan(queue=found[0].queue, dead=True))
+        return tuple(found)
+
+    def consumers(self, groups: int) -> tuple[plan.ConsumerPlan, ...]:
+        pick = self.pick
+        return tuple(
+            plan.ConsumerPlan(group=number % groups, prefetch=pick((0, 0, 1, 3)), receive_maximum=pick((0, 0, 0, 1, 2)))
+            for number in range(groups + pick((0, 1, 1, 2)))
+        )
+
+    def publish(self) -> plan.Publish:
+        pick, bent = self.pick, self.bent
+        return plan.Publish(
+            client=pick((0, 0, 1)),
+            queue=pick((0, 0, 1)),
+            route=pick(bent.routes),
+            key=pick(bent.keys),
+            partition=pick((-1, -1, -1, 0, 1)),
+            size_bytes=pick(bent.sizes),
+            lane=pick(bent.lanes),
+            delay_s=pick((0, 0, *TIMES_S[:1], TIMES_S[1])) if bent.delays else 0,
+            ttl_s=pick((0, 0, *TIMES_S)) if bent.expires else 0,
+            expiry_s=pick((0, 0, *TIMES_S)) if bent.expires else 0,
+            rich=pick((False, False, True)),
+            qos=pick(bent.qos),
+            transaction=bent.transactions and pick((True, True, False)),
+        )
+
+    def settle(self) -> plan.Settle:
+        pick, bent = self.pick, self.bent
+        verb = pick(bent.verbs)
+        return plan.Settle(
+            consumer=pick((0, 0, 1, 2, 3)),
+            verb=verb,
+            which=pick(((0,), (0,), (0, 1), (0, 1, 2), (1,), (2, 0), (0, 2, 3), (99,), (0, 99), tuple(range(8)))),
+            form=pick(tuple(plan.Form)),
+            delay_s=pick((0, 0, *TIMES_S)) if verb == "nack" else 0,
+            producer=pick((0, 1, -1)) if bent.transactions and verb == "ack" else -1,
+        )
+
+    def step(self) -> plan.Step:
+        pick, bent = self.pick, self.bent
+        kinds = "ppppppssssssssjjjllww" + "x" * 5 * bent.transactions + "c" * 2 * bent.delays
+        kinds += "aa" * bent.admin + "k" + "b" * 3 * bent.bursts + "t" * 2 * bent.clock
+        match pick(kinds):
+            case "p":
+                return self.publish()
+            case "b":
+                return plan.Burst(publishes=tuple(self.publish() for _ in range(self._chance.randint(2, 8))))
+            case "s":
+                return self.settle()
+            case "j":
+                return plan.Join(consumer=pick((0, 0, 1, 2, 3)))
+            case "l":
+                return plan.Leave(consumer=pick((0, 0, 1, 2, 3)), how=pick(tuple(plan.Leaving)))
+            case "w":
+                return plan.Withhold(consumer=pick((0, 1, 2)), on=pick((True, False)))
+            case "x":
+                return self.transaction()
+            case "c":
+                return plan.Cancel(which=self._chance.randrange(4))
+            case "a":
+                if pick((True, False)):
+                    return plan.Purge(queue=pick((0, 1)))
+                return plan.Reset(group=pick((0, 1)), latest=pick((False, False, True)))
+            case "t":
+                return plan.Advance(seconds=pick(ADVANCES_S))
+        return plan.Look(queue=pick((0, 1)))
+
+    def transaction(self) -> plan.Begin | plan.End:
+        pick = self.pick
+        if pick((True, False)):
+            return plan.Begin(producer=pick((0, 1)), timeout_s=pick((900, 900, 50)))
+        return plan.End(producer=pick((0, 1)), commit=pick((True, True, False)))
+
+    def amid(self) -> plan.Publish | plan.Settle | plan.End | plan.Cancel | None:
+        pick = self.pick
+        kind = pick("----psec")
+        if kind == "p":
+            return self.publish()
+        if kind == "s":
+            return self.settle()
+        if kind == "e" and self.bent.transactions:
+            return plan.End(producer=pick((0, 1)), commit=pick((True, True, False)))
+        return plan.Cancel(which=self._chance.randrange(4)) if kind == "c" and self.bent.delays else None
+
+    def part(self, least: int, most: int) -> Iterator[plan.Step]:
+        for _ in range(self._chance.randint(least, most)):
+            yield self.step()
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick = self.pick
+        if pick((True, True, False)):
+            yield plan.Join(consumer=0)
+        if self.bent.transactions:
+            yield plan.Begin(producer=0)
+        for _ in range(self._chance.randint(2, 6)):
+            yield self.publish()
+        yield from self.part(4, 14)
+        for _ in range(self.bent.restarts):
+            yield plan.Restart(amid=self.amid())
+            if pick((True, False)):
+                yield plan.Join(consumer=pick((0, 0, 1, 2)))
+            if self.bent.transactions and pick((True, False)):
+                yield plan.Begin(producer=0)
+            yield from self.part(2, 8)
+        if not self.bent.restarts:
+            yield from self.part(4, 14)
+
+
+def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -> plan.QueueLife:
+    """A life that a broker with these capabilities can be asked to live."""
+    chance = Random(f"queues/{seed}/{number}")
+    draw = _Draw(chance, capabilities)
+    queues = tuple(draw.queue() for _ in range(chance.choice((1, 1, 2))))
+    groups = draw.groups(len(queues))
+    consumers = draw.consumers(len(groups))
+    return plan.QueueLife(queues=queues, groups=groups, consumers=consumers, steps=tuple(draw.steps()))

@@ -1,0 +1,218 @@
+"""What happens in a life of queues: frozen structs that replay files hold as JSON.
+
+Clients have names by their number: publishers, producers (of transactions), consumers. One that is not connected
+connects when a step asks something of it. What a step names (a delivery that is held, a delayed message) is found among
+those that there are by then, so that every part of a life is a life.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+import msgspec
+
+REPLAY_SCHEMA: Literal["assay.explore.queues/1"] = "assay.explore.queues/1"
+LANES = ("critical", "high", "normal", "low", "background")
+
+
+class QueuePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a queue; 0 = none of it."""
+
+    partitions: int = 1
+    ordering: str = "partition"
+    durability: str = "interval"
+    timeout_s: int = 100_000
+    max_retries: int = 50
+    backoff_s: int = 0
+    """Of the first retry that waits; doubled up to four times that. 0: nacks do not wait, timeouts wait a little."""
+    dead_letters: bool = True
+    max_depth: int = 0
+    max_bytes: int = 0
+    overflow: str = "reject"
+    ttl_s: int = 0
+    to_letters: bool = False
+    """Expired messages become dead letters."""
+    max_in_flight: int = 0
+    group_max_in_flight: int = 0
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    queue: int = 0
+    dead: bool = False
+    """Of the dead letters of that queue."""
+    filter: str = ""
+    """Of routing keys."""
+    latest: bool = False
+    """It begins with what comes after it."""
+
+
+class ConsumerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: int = 0
+    prefetch: int = 0
+    receive_maximum: int = 0
+
+
+class Leaving(Enum):
+    DISCONNECT = "disconnect"
+    RESET = "reset"
+    UNSUBSCRIBE = "unsubscribe"
+
+
+class Form(Enum):
+    """How a settlement names deliveries."""
+
+    IDS = "message ids"
+    OFFSETS = "offsets"
+    """Of one partition; runs of them as ranges."""
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="do"):
+    pass
+
+
+class Publish(_Step, frozen=True, kw_only=True, tag="publish"):
+    client: int = 0
+    queue: int = 0
+    route: str = ""
+    key: str = ""
+    partition: int = -1
+    """-1 = not named."""
+    size_bytes: int = 8
+    lane: int = 2
+    """0 = critical to 4 = background; 2 is not named."""
+    delay_s: int = 0
+    ttl_s: int = 0
+    expiry_s: int = 0
+    rich: bool = False
+    qos: int = 1
+    transaction: bool = False
+    """In the open transaction of the producer ``client``, if it has one."""
+
+
+class Burst(_Step, frozen=True, kw_only=True, tag="burst"):
+    """Publishes one behind the other, without waiting for what they cause."""
+
+    publishes: tuple[Publish, ...]
+
+
+class Join(_Step, frozen=True, kw_only=True, tag="join"):
+    """A consumer that is there takes itself over."""
+
+    consumer: int = 0
+
+
+class Leave(_Step, frozen=True, kw_only=True, tag="leave"):
+    consumer: int = 0
+    how: Leaving = Leaving.DISCONNECT
+
+
+class Settle(_Step, frozen=True, kw_only=True, tag="settle"):
+    consumer: int = 0
+    verb: str = "ack"
+    """ack, nack, reject or extend."""
+    which: tuple[int, ...] = (0,)
+    """Of what it holds, by place; more than it holds: once more what it has settled."""
+    form: Form = Form.IDS
+    delay_s: int = 0
+    """Of a nack."""
+    producer: int = -1
+    """An ack in the open transaction of this producer, if it has one; -1 = in none."""
+
+
+class Withhold(_Step, frozen=True, kw_only=True, tag="withhold"):
+    """PUBACKs are kept back, or no more."""
+
+    consumer: int = 0
+    on: bool = True
+
+
+class Begin(_Step, frozen=True, kw_only=True, tag="begin"):
+    producer: int = 0
+    timeout_s: int = 900
+
+
+class End(_Step, frozen=True, kw_only=True, tag="end"):
+    """The transaction that it began last, also if that has ended."""
+
+    producer: int = 0
+    commit: bool = True
+
+
+class Cancel(_Step, frozen=True, kw_only=True, tag="cancel"):
+    queue: int = 0
+    which: int = 0
+    """Of all delayed messages that there were."""
+
+
+class Reset(_Step, frozen=True, kw_only=True, tag="reset"):
+    group: int = 0
+    latest: bool = False
+
+
+class Purge(_Step, frozen=True, kw_only=True, tag="purge"):
+    queue: int = 0
+
+
+class Look(_Step, frozen=True, kw_only=True, tag="look"):
+    """The figures of a queue."""
+
+    queue: int = 0
+
+
+class Advance(_Step, frozen=True, kw_only=True, tag="advance"):
+    """The broker's clock is moved."""
+
+    seconds: int
+
+
+class Restart(_Step, frozen=True, kw_only=True, tag="restart"):
+    """kill -9, and a start on the same data."""
+
+    amid: Publish | Settle | End | Cancel | None = None
+    """What was asked for a moment before, and whose answer nobody saw."""
+
+
+Step = (
+    Publish | Burst | Join | Leave | Settle | Withhold | Begin | End | Cancel | Reset | Purge | Look | Advance | Restart
+)
+
+
+class QueueLife(msgspec.Struct, frozen=True, kw_only=True):
+    queues: tuple[QueuePlan, ...]
+    groups: tuple[GroupPlan, ...]
+    consumers: tuple[ConsumerPlan, ...]
+    steps: tuple[Step, ...]
+
+
+class QueueReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a finding."""
+
+    schema: Literal["assay.explore.queues/1"] = REPLAY_SCHEMA
+    target: str
+    rule: str
+    version: int
+    clauses: tuple[str, ...]
+    text: str
+    seed: int
+    life: QueueLife
+
+
+def story(life: QueueLife) -> list[str]:
+    """The life in lines for people."""
+    lines = [
+        f"{what} {number}: {_fields(plan)}"
+        for what, plans in (("queue", life.queues), ("group", life.groups), ("consumer", life.consumers))
+        for number, plan in enumerate(plans)
+    ]
+    return lines + [f"{number}. {_line(step)}" for number, step in enumerate(life.steps, 1)]
+
+
+def _line(step: Step) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(step)
+    return " ".join([str(fields.pop("do")), *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _fields(record: msgspec.Struct) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return ", ".join(f"{name}={value}" for name, value in fields.items()) or "as it comes"

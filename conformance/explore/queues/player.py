@@ -1,0 +1,727 @@
+"""Performs a life of queues on real sockets, and asks the oracle about all that comes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.conformance.case import CLOCK_TOPIC
+from assay.conformance.explore.queues import life as plan
+from assay.conformance.explore.queues.books import violation
+from assay.conformance.explore.queues.clients import PATIENCE_S, QueueClient, QueueClients, violation_of
+from assay.conformance.explore.queues.deliveries import NUMBER, RICH
+from assay.conformance.explore.queues.oracle import Oracle
+from assay.conformance.explore.queues.rules import QueueRule
+from assay.conformance.explore.queues.state import Copy, Fate, Group, Member, Message, Queue, Transaction
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.sockets import Wire
+from assay.conformance.targets import CapabilityValue, Endpoint
+from assay.conformance.wire import (
+    Connack,
+    Disconnect,
+    Packet,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+)
+
+_SOON_S = 0.25
+"""What an eager broker sends is waited for so long, so that a life meets it; that it does not come says nothing."""
+_GIVES_UP = 4
+"""A broker that was not eager so often is not waited for any more."""
+_LONG_S = 300_000
+_VERSION = 5
+_MOST_ROUNDS = 2_000
+_RETAINED_S = 10**8
+_FIRST_FAILURE_CODE = 0x80
+
+
+@dataclass(eq=False)
+class _Producer:
+    transaction: Transaction | None = None
+    transaction_id: str = ""
+    identity: dict[str, str] = field(default_factory=dict)
+
+
+class QueuePlayer(QueueClients):
+    """Plays lives of queues, one after the other, on one broker."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        capabilities: dict[str, CapabilityValue],
+        *,
+        run_token: str,
+        patience_s: float = PATIENCE_S,
+        restart: Callable[[float], Endpoint] | None = None,
+        tidies: bool = True,
+    ) -> None:
+        """As :class:`assay.conformance.explore.player.Player`; ``tidies``: its queues are deleted after a life."""
+        self._tidies = tidies
+        super().__init__(endpoint, capabilities, patience_s)
+        self._run_token, self._lives, self.restart = run_token, itertools.count(1), restart
+        self._late = 0
+        self._begin(plan.QueueLife(queues=(), groups=(), consumers=(), steps=()))
+
+    def _begin(self, life: plan.QueueLife) -> None:
+        self.begin_life()
+        self.token, self._life = f"{self._run_token}q{next(self._lives):x}", life
+        self.oracle = Oracle((f"{self.token}n{number}" for number in range(len(life.queues))), life.queues)
+        self.clients: dict[str, QueueClient] = {}
+        self._producers: dict[int, _Producer] = {}
+        self._delayed: list[Message] = []
+        self._settled: dict[int, list[Copy]] = {}
+        """Consumer to what it settled, for it to be settled once more."""
+        self._numbers = itertools.count()
+        self.unheard = False
+        """Nobody waits for answers: the broker is about to be killed."""
+
+    # A life
+
+    def play(self, life: plan.QueueLife) -> None:
+        """Play a life and its audit. Raises :class:`ViolationError`, :class:`TargetUnreachableError`."""
+        self._begin(life)
+        try:
+            self.oracle.now = self.now
+            for queue in self.oracle.queues:
+                self._create(queue)
+            for step in life.steps:
+                self.note(str(step))
+                self._next_round()
+                self._perform(step)
+                self._settle()
+            self._audit()
+        finally:
+            self.end_life()
+
+    def _next_round(self) -> None:
+        self.oracle.round += 1
+        self.oracle.tick(self.now)
+
+    def _perform(self, step: plan.Step) -> None:
+        match step:
+            case plan.Publish():
+                self._publish(step)
+            case plan.Burst():
+                self._burst(step.publishes)
+            case plan.Join():
+                self._join(step.consumer)
+            case plan.Leave():
+                self._leave(step.consumer, step.how)
+            case plan.Settle():
+                self._settle_deliveries(step)
+            case plan.Withhold():
+                self._withhold(step.consumer, on=step.on)
+            case plan.Begin():
+                self._begin_transaction(step)
+            case plan.End():
+                self._end_transaction(step.producer, commit=step.commit)
+            case plan.Cancel():
+                self._cancel(step)
+            case plan.Reset():
+                self._reset(step)
+            case plan.Purge():
+                queue = self.oracle.queues[step.queue % len(self.oracle.queues)]
+                self._told(self._admin(f"queue/{queue.name}/purge"), self.oracle.purge(queue))
+            case plan.Look():
+                self._look(self.oracle.queues[step.queue % len(self.oracle.queues)])
+            case plan.Advance():
+                self._advance(step.seconds)
+            case plan.Restart():
+                self._restart(step.amid)
+
+    def _audit(self) -> None:
+        """All groups take what is left, one consumer each; then nothing is left, and nothing comes any more."""
+        self.note("the audit begins")
+        self._next_round()
+        for number in self._producers:
+            self._end_transaction(number, commit=False)
+        self._settle()
+        self._advance(_LONG_S)
+        oracle = self.oracle
+        oracle.auditing = True
+        for number, _consumer in enumerate(self._life.consumers):
+            self._leave(number, plan.Leaving.DISCONNECT)
+        letters = [plan.GroupPlan(queue=number, dead=True) for number in range(len(oracle.queues))]
+        groups = [*enumerate(self._life.groups), *((-1 - number, each) for number, each in enumerate(letters))]
+        for which in (False, True):  # what fails in the queues is a letter by then
+            self._next_round()
+            for number, group in groups:
+                if group.dead == which:
+                    self._join_as(1_000 + number, number, group, 0, 0)
+                    self._settle()
+            self._drain()
+            waiting = -1
+            while waiting != (waiting := oracle.waiting_for_room()):
+                self._advance(_LONG_S)  # what found no room is tried again
+                self._drain()
+            oracle.rest()
+            self._drain()
+            self._advance(_LONG_S)
+            self._drain()
+        self.barrier(*self.clients.values())
+        oracle.finish()
+        for queue in oracle.queues:
+            self._look(queue)
+        self._clean_up()
+
+    def _drain(self) -> None:
+        """Whatever comes is acknowledged, until nothing does."""
+        for _ in range(_MOST_ROUNDS):
+            self._settle()
+            some = False
+            for client in [client for client in self.clients.values() if client.member is not None]:
+                member = client.member
+                copies = self._held_by(member) if member is not None and member.left is None else []
+                if copies and member is not None:
+                    self._next_round()
+                    some = True
+                    self._send_settlement(client, member, copies, plan.Settle(consumer=client.consumer), None)
+            if not some:
+                return
+
+    def _clean_up(self) -> None:
+        for queue in self.oracle.queues if self._tidies else ():
+            with contextlib.suppress(ViolationError):
+                self._admin(f"queue/{queue.name}/delete")
+                if queue.letters is not None:
+                    self._admin(f"queue/dlq/{queue.name}/delete")
+        for client in self.clients.values():
+            if client.open:
+                self.write(client, Disconnect())
+
+    # Clients
+
+    def _admin(self, operation: str, request: object = None, **more: Any) -> Puback | None:
+        payload = b"" if request is None else json.dumps(request).encode()
+        return self.request(self.client("a"), f"$admin/{operation}", payload=payload, **more)
+
+    @staticmethod
+    def _told(answer: Puback | None, answered: Callable[[bool | None], None]) -> None:
+        answered(None if answer is None else answer.reason_code < _FIRST_FAILURE_CODE)
+
+    def _create(self, queue: Queue) -> None:
+        fields = queue.plan
+        retry: dict[str, Any] = {"max_retries": fields.max_retries, "total_timeout_s": _RETAINED_S}
+        if fields.backoff_s:
+            retry |= {"initial_backoff_s": fields.backoff_s, "max_backoff_s": 4 * fields.backoff_s, "multiplier": 2}
+            retry["nack_immediately"] = False
+        request: dict[str, Any] = {
+            "name": queue.name,
+            "partitions": 1 if queue.is_strict else fields.partitions,
+            "ordering": fields.ordering,
+            "durability": fields.durability,
+            "delivery_timeout_s": fields.timeout_s,
+            "dead_letters": fields.dead_letters,
+            "message_ttl_s": fields.ttl_s or _RETAINED_S,
+            "overflow": fields.overflow,
+            "retry": retry,
+        }
+        for name in ("max_depth", "max_bytes", "max_in_flight"):
+            if getattr(fields, name):
+                request[name] = getattr(fields, name)
+        if fields.to_letters:
+            request["expired_to_dead_letters"] = True
+        if fields.group_max_in_flight:
+            request["group"] = {"max_in_flight": fields.group_max_in_flight}
+        answer = self._admin("queue/create", request)
+        if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
+            text = f"a queue with {request} is refused: {answer}"
+            raise violation(QueueRule.REQUEST, text, "Q-ADMIN-02")
+
+    # Publishing
+
+    def _queue(self, number: int) -> Queue:
+        return self.oracle.queues[number % len(self.oracle.queues)]
+
+    def _message(self, step: plan.Publish, queue: Queue) -> tuple[Message, Properties]:
+        message = Message(queue, next(self._numbers), self.oracle.serial)
+        message.key, message.route, message.lane = step.key, step.route, step.lane
+        message.rich, message.delay_s, message.expiry_s = step.rich, step.delay_s, 0
+        message.topic = f"$queue/{queue.name}" + (f"/{step.route}" if step.route else "")
+        text = f"{self.token}:{message.number}:".encode()
+        message.payload = text.ljust(step.size_bytes, b".") if step.size_bytes else b""
+        own = (NUMBER, str(message.number)), *(RICH.user_property if step.rich else ())
+        named: list[tuple[str, str]] = [*own]
+        if step.key:
+            named.append(("partition-key", step.key))
+        partitions = 1 if queue.is_strict else queue.plan.partitions
+        if step.partition >= 0:
+            message.partition = step.partition % partitions
+            named.append(("partition", str(message.partition)))
+        if step.lane != 2:
+            named.append(("priority", plan.LANES[step.lane]))
+        if step.delay_s:
+            named.append(("delay", f"{step.delay_s}s"))
+        expiry_s = 0 if step.delay_s else step.expiry_s
+        if step.ttl_s and not step.delay_s:
+            named.append(("ttl", f"{step.ttl_s}s"))
+        message.expiry_s = min([each for each in (expiry_s, 0 if step.delay_s else step.ttl_s) if each], default=0)
+        few = len(message.payload) + sum(len(n.encode()) + len(v.encode()) for n, v in own)
+        many = len(message.payload) + sum(len(n.encode()) + len(v.encode()) + 8 for n, v in named)
+        message.size = few, many + 8
+        fields: dict[str, Any] = {}
+        if step.rich:
+            fields = {
+                "payload_format_indicator": RICH.payload_format_indicator,
+                "content_type": RICH.content_type,
+                "response_topic": RICH.response_topic,
+                "correlation_data": RICH.correlation_data,
+            }
+        return message, Properties(message_expiry_interval=expiry_s or None, user_property=tuple(named), **fields)
+
+    def _publish(self, step: plan.Publish) -> None:
+        self._burst((step,))
+
+    def _burst(self, steps: Iterable[plan.Publish]) -> None:
+        waiting: list[tuple[QueueClient, int, Message, Callable[[bool | None], None], int]] = []
+        for step in steps:
+            queue = self._queue(step.queue)
+            producer = self._producers.get(step.client) if step.transaction and not step.delay_s else None
+            inside = producer if producer is not None and producer.transaction is not None else None
+            if inside is not None and inside.transaction is not None and inside.transaction.fate is not Fate.OPEN:
+                continue
+            client = self.client(f"t{step.client}" if inside is not None else f"p{step.client}")
+            message, properties = self._message(step, queue)
+            if inside is not None:
+                named = *properties.user_property, *inside.identity.items()
+                named = *named, ("transaction-id", inside.transaction_id)
+                properties = Properties(
+                    **{name: getattr(properties, name) for name in ("message_expiry_interval", *_RICH_FIELDS)},
+                    user_property=named,
+                )
+            message.burst, message.client = self.oracle.round, step.client + 10 * (inside is not None)
+            qos = 1 if inside is not None or step.delay_s or queue.is_limited else step.qos
+            answered = self.oracle.publish(queue, message, inside.transaction if inside is not None else None)
+            packet_id = self.next_id(client) if qos else 0
+            packet = Publish(
+                topic=message.topic, payload=message.payload, qos=qos, packet_id=packet_id, properties=properties
+            )
+            client.answers.pop(packet_id, None)
+            self.write(client, packet)
+            waiting.append((client, packet_id, message, answered, qos))
+        for client, packet_id, message, answered, qos in waiting:
+            if self.unheard:
+                answered(None)
+                continue
+            if not qos:
+                self.barrier(client)
+                message.sure = True
+                continue
+            what = f"the publish of message {message.number}"
+            self.await_(
+                lambda client=client, packet_id=packet_id: packet_id in client.answers,  # type: ignore[misc]
+                lambda client=client, what=what: violation(  # type: ignore[misc]
+                    QueueRule.UNANSWERED, f"{client.name}: {what} is not answered", waited=True
+                ),
+            )
+            answer = client.answers.pop(packet_id)
+            assert isinstance(answer, Puback | Pubrec | Pubcomp)
+            accepted = answer.reason_code < _FIRST_FAILURE_CODE
+            answered(accepted)
+            if accepted and message.delay_s:
+                message.delay_id = dict(answer.properties.user_property).get("delay-id", "")
+                if not message.delay_id:
+                    raise violation(QueueRule.CANCEL, f"{what} tells no delay-id: {answer}", "Q-DELAY-07")
+                self._delayed.append(message)
+
+    def _cancel(self, step: plan.Cancel) -> None:
+        if not self._delayed:
+            return
+        message = self._delayed[step.which % len(self._delayed)]
+        answered = self.oracle.cancel(message)
+        topic = f"$queue/{message.queue.name}/$cancel"
+        self._told(self.request(self.client("p0"), topic, [("delay-id", message.delay_id)]), answered)
+
+    # Consumers
+
+    def _join(self, number: int) -> None:
+        consumer = self._life.consumers[number % len(self._life.consumers)]
+        number %= len(self._life.consumers)
+        group_number = consumer.group % len(self._life.groups)
+        group = self._life.groups[group_number]
+        self._join_as(number, group_number, group, consumer.prefetch, consumer.receive_maximum)
+
+    def _join_as(
+        self, number: int, group_number: int, group: plan.GroupPlan, prefetch: int, receive_maximum: int
+    ) -> None:
+        queue = self._queue(group.queue)
+        if group.dead:
+            assert queue.letters is not None
+            queue = queue.letters
+        name = f"c{number}"
+        older = self.clients.get(name)
+        if older is not None and older.open:
+            self.barrier(older)
+        client = older if older is not None and older.open and older.member is None else None
+        if client is None:
+            if older is not None and older.member is not None:
+                self.oracle.leave(older.member)
+            client = self.connect(name, receive_maximum)
+            if older is not None:
+                self._gone(older)
+        client.consumer = number
+        named = [("consumer-group", f"g{group_number}")]
+        named += [("prefetch", str(prefetch))] if prefetch else []
+        named += [("cursor", "latest" if group.latest else "earliest")]
+        topic_filter = (queue.name if group.dead else f"$queue/{queue.name}") + (
+            f"/{group.filter}" if group.filter and not group.dead else ""
+        )
+        client.member = self.oracle.join(
+            queue,
+            f"g{group_number}",
+            group,
+            lambda made: Member(made, client.name, client.client_id, prefetch, receive_maximum, self.oracle.round),
+            number,
+        )
+        packet_id = self.next_id(client)
+        packet = Subscribe(
+            packet_id=packet_id,
+            subscriptions=(Subscription(filter=topic_filter, qos=1),),
+            properties=Properties(user_property=tuple(named)),
+        )
+        answer = self.ask(client, packet, packet_id, f"SUBSCRIBE {topic_filter}")
+        if isinstance(answer, Suback) and answer.reason_codes[0] >= _FIRST_FAILURE_CODE:
+            raise violation(QueueRule.SUBSCRIBE, f"{client.name}: {topic_filter} is refused: {answer}")
+
+    def _leave(self, number: int, how: plan.Leaving) -> None:
+        number = number % len(self._life.consumers) if number < 1_000 else number
+        client = self.clients.get(f"c{number}")
+        if client is None or not client.open or client.member is None:
+            return
+        self.barrier(client)
+        self.oracle.leave(client.member)
+        if how is plan.Leaving.UNSUBSCRIBE:
+            group = client.member.group
+            dead = group.is_dead
+            topic_filter = (group.queue.name if dead else f"$queue/{group.queue.name}") + (
+                f"/{group.plan.filter}" if group.plan.filter and not dead else ""
+            )
+            packet_id = self.next_id(client)
+            packet = Unsubscribe(packet_id=packet_id, filters=(topic_filter,))
+            self.ask(client, packet, packet_id, f"UNSUBSCRIBE {topic_filter}")
+            client.member = None
+            return
+        if how is plan.Leaving.DISCONNECT:
+            self.write(client, Disconnect())
+            client.ended = True
+            deadline = time.monotonic() + 0.5
+            while client.open and time.monotonic() < deadline:
+                self.read(max(0.0, deadline - time.monotonic()))
+        if client.open:
+            self.drop(client, reset=how is plan.Leaving.RESET)
+        self._gone(client)
+        for _ in range(2):  # what ended a moment ago is seen by a broker before the second round trip of somebody else
+            self.control.round_trip()
+
+    def _gone(self, client: QueueClient) -> None:
+        if client.open:
+            self.read(0.0)
+        if client.open:
+            self.drop(client)
+        if client.member is not None:
+            if client.member.left is None:
+                self.oracle.leave(client.member)
+            client.member = None
+
+    def _held_by(self, member: Member) -> list[Copy]:
+        return [copy for copy in member.group.open_copies() if copy.may_be_held_by(member)]
+
+    def _withhold(self, number: int, *, on: bool) -> None:
+        client = self.clients.get(f"c{number % len(self._life.consumers)}")
+        if client is None or not client.open:
+            return
+        client.withholds = on
+        if not on:
+            for packet_id in client.held:
+                self._acknowledge(client, packet_id)
+            client.held = []
+
+    def _acknowledge(self, client: QueueClient, packet_id: int) -> None:
+        if client.member is not None:
+            client.member.unacknowledged.discard(packet_id)
+        if client.open:
+            self.write(client, Puback(packet_id=packet_id))
+
+    # Settlements
+
+    def _settle_deliveries(self, step: plan.Settle) -> None:
+        number = step.consumer % len(self._life.consumers)
+        client = self.clients.get(f"c{number}")
+        if client is None or not client.open or client.member is None:
+            return
+        member = client.member
+        held = self._held_by(member)
+        old = [copy for copy in self._settled.get(number, []) if copy.group is member.group and copy not in held]
+        chosen = {copy: None for at in step.which for copy in (held[at:] or old[-1:])[:1]}
+        copies = [copy for copy in chosen if copy.message.place is not None]
+        if not copies:
+            return
+        producer = self._producers.get(step.producer) if step.verb == "ack" else None
+        if producer is not None and (producer.transaction is None or producer.transaction.fate is not Fate.OPEN):
+            producer = None
+        self._send_settlement(client, member, copies, step, producer)
+        self._settled.setdefault(number, []).extend(copies)
+
+    def _send_settlement(
+        self, client: QueueClient, member: Member, copies: list[Copy], step: plan.Settle, producer: _Producer | None
+    ) -> None:
+        queue = member.group.queue
+        told = f"g-{step.verb}" if step.verb == "reject" else ""
+        if step.form is plan.Form.OFFSETS:
+            first = copies[0].message.place
+            assert first is not None
+            copies = [copy for copy in copies if copy.message.place is not None and copy.message.place[0] == first[0]]
+            named = [("partition", str(first[0])), ("offsets", _ranges(copy.message.place[1] for copy in copies))]  # type: ignore[index]
+        else:
+            named = [("message-id", _message_id(queue, copy)) for copy in copies]
+        named.append(("group-id", self._group_id(member.group)))
+        delay_s = step.delay_s if step.verb == "nack" else 0
+        if delay_s:
+            named.append(("delay", f"{delay_s}s"))
+        if told:
+            named.append(("reason", told))
+        if producer is not None:
+            named += [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
+        into = producer.transaction if producer is not None else None
+        answered = self.oracle.settle(member, copies, step.verb, delay_s, told, into)
+        topic = f"$queue/dlq/{queue.source.name}" if queue.source is not None else f"$queue/{queue.name}"
+        answer = self.request(client, f"{topic}/${step.verb}", named)
+        if answer is None:
+            answered(None, ())
+            return
+        gone = [value for name, value in answer.properties.user_property if name == "not-pending"]
+        answered(answer.reason_code < _FIRST_FAILURE_CODE, gone)
+
+    def _group_id(self, group: Group) -> str:
+        return group.told or group.name
+
+    # Transactions
+
+    def _begin_transaction(self, step: plan.Begin) -> None:
+        producer = self._producers.setdefault(step.producer, _Producer())
+        known = producer.transaction
+        if known is not None and known.fate in (Fate.OPEN, Fate.EITHER):
+            self._end_transaction(step.producer, commit=False)
+        client = self.client(f"t{step.producer}")
+        answer = self.request(client, "$txn/init", [("transactional-id", f"{self.token}t{step.producer}")])
+        producer.identity = {name: self._property(answer, name) for name in ("producer-id", "producer-epoch")}
+        transaction = self.oracle.begin(step.timeout_s)
+        named = [*producer.identity.items(), ("timeout", f"{step.timeout_s}s")]
+        answer = self.request(client, "$txn/begin", named)
+        producer.transaction_id, producer.transaction = self._property(answer, "transaction-id"), transaction
+
+    def _property(self, answer: Puback | None, name: str) -> str:
+        found = dict(answer.properties.user_property).get(name, "") if answer is not None else ""
+        if not found or answer is None or answer.reason_code >= _FIRST_FAILURE_CODE:
+            raise violation(
+                QueueRule.TRANSACTION, f"a request is refused, or does not tell {name}: {answer}", "Q-TXN-11"
+            )
+        return found
+
+    def _end_transaction(self, number: int, *, commit: bool) -> None:
+        producer = self._producers.get(number)
+        if producer is None or producer.transaction is None:
+            return
+        answered = self.oracle.ending(producer.transaction, commit=commit)
+        named = [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
+        operation = "commit" if commit else "abort"
+        self._told(self.request(self.client(f"t{number}"), f"$txn/{operation}", named), answered)
+
+    # Administration and the broker
+
+    def _reset(self, step: plan.Reset) -> None:
+        number = step.group % len(self._life.groups)
+        queue = self._queue(self._life.groups[number].queue)
+        if self._life.groups[number].dead or f"g{number}" not in queue.groups:
+            return
+        group = queue.groups[f"g{number}"]
+        if (group.plan.filter and not group.told) or any(
+            copy in each.held for each in self.oracle.transactions for copy in group.copies.values()
+        ):
+            return  # nobody knows what it is called; and of what a transaction settled the specification does not say
+        request = {"group": self._group_id(group), "to": "latest" if step.latest else "earliest"}
+        answered = self.oracle.reset(group, latest=step.latest)
+        self._told(self._admin(f"queue/{queue.name}/reset", request), answered)
+
+    def _look(self, queue: Queue) -> None:
+        """Figures may change behind a sync: they are asked for until they are what they may be."""
+        deadline = time.monotonic() + self.patience_s
+        client = self.client("a")
+        topic = f"assay/{self.token}/answers"
+        if not client.inbox:
+            packet_id = self.next_id(client)
+            entry = Subscription(filter=topic, qos=0)
+            self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
+        while True:
+            wrong = self._wrong_figures(queue, client, topic)
+            if not wrong:
+                return
+            if time.monotonic() > deadline:
+                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
+
+    def _wrong_figures(self, queue: Queue, client: QueueClient, topic: str) -> str:
+        seen = len(client.inbox)
+        answer = self._admin(f"queue/{queue.name}/stats", response_topic=topic, correlation_data=b"figures")
+        if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
+            raise violation(QueueRule.REQUEST, f"the figures of {queue.name} are refused: {answer}")
+        self.await_(
+            lambda: len(client.inbox) > seen,
+            lambda: violation(QueueRule.UNANSWERED, f"figures of {queue.name} do not come", "Q-ADMIN-01", waited=True),
+        )
+        figures = json.loads(client.inbox[-1].payload)
+        by_group = {each["group"]: each for each in figures.get("groups", [])}
+        wrong = []
+        for (group, name), (least, most) in self.oracle.figures(queue).items():
+            told = self._group_id(queue.groups[group]) if group else ""
+            found = (by_group.get(told, {}) if group else figures).get(name)
+            if found is not None and not least <= found <= most:
+                wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
+        return "; ".join(wrong)
+
+    def _advance(self, seconds: int) -> None:
+        if not self.capabilities.get("clock", False):
+            return
+        self.barrier(*self.clients.values())
+        self.oracle.about_to_move()
+        self.control.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
+        self.ahead_s += seconds
+        self.note(f"the broker's clock was moved by {seconds} s")
+        for _ in range(2):
+            self.control.round_trip()
+        self._next_round()
+
+    def _restart(self, amid: plan.Step | None) -> None:
+        if self.restart is None:
+            return
+        self.barrier(*self.clients.values())
+        if amid is not None:
+            for client in [self.client("p0"), self.client("p1")]:
+                assert client.open
+            self.unheard = True
+            try:
+                self._perform(amid)
+            finally:
+                self.unheard = False
+        self.endpoint = self.restart(self.ahead_s)
+        self.control.close()
+        self.control = self.new_control()
+        self.note("the broker was killed and started again")
+        for client in self.clients.values():
+            if client.open:
+                self.drop(client)
+            client.member = None
+        self.clients = {}
+        self._next_round()
+        self.oracle.killed(self.now)
+        for queue in self.oracle.queues:
+            if queue.plan.durability == "memory":
+                self._create(queue)
+
+    # Waiting
+
+    def _settle(self) -> None:
+        """Read until what must come has come; for what an eager broker sends, a moment. Raises a violation."""
+        if self.unheard:
+            return
+        oracle = self.oracle
+        oracle.now = self.now
+        while oracle.due(hard=True) is not None:
+            self._await_due()
+        deadline = time.monotonic() + _SOON_S
+        while self._late < _GIVES_UP and oracle.due(hard=False) is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                self._late += 1
+                return
+            self.read(left_s)
+            oracle.now = self.now
+        self.read(0.0)
+
+    def _await_due(self) -> None:
+        first = self.oracle.due(hard=True)
+        came = len(self.log)
+        self.await_(
+            lambda: self.oracle.due(hard=True) is not first or len(self.log) < came,
+            lambda: self.oracle.missing(first) if first is not None else violation(QueueRule.LOST, "something"),
+        )
+
+    # Packets
+
+    def received(self, wire: Wire, packet: Packet) -> None:
+        assert isinstance(wire, QueueClient)
+        self.oracle.now = self.now
+        match packet:
+            case Connack():
+                if packet.reason_code:
+                    raise violation_of(Rule.CONNACK, f"{wire.name}: refused with {packet.reason_code:#x}")
+                wire.is_ready = True
+            case Pingresp():
+                wire.pings -= 1
+            case Puback() | Suback() | Unsuback() | Pubcomp():
+                wire.answers.setdefault(packet.packet_id, packet)
+            case Pubrec():
+                if packet.reason_code < _FIRST_FAILURE_CODE:
+                    self.write(wire, Pubrel(packet_id=packet.packet_id))
+                else:
+                    wire.answers[packet.packet_id] = packet
+            case Publish():
+                self._delivery(wire, packet)
+            case Disconnect() if not wire.ended and self.clients.get(wire.client_id[len(self.token) :]) is wire:
+                raise violation_of(Rule.ENDED, f"{wire.name}: {packet}")
+
+    def _delivery(self, wire: QueueClient, packet: Publish) -> None:
+        member = wire.member
+        if packet.topic.startswith("assay/"):
+            wire.inbox.append(packet)
+            return
+        if member is not None and packet.qos:
+            member.unacknowledged.add(packet.packet_id)
+            if len(member.unacknowledged) > member.receive_maximum:
+                text = f"{wire.name}: {len(member.unacknowledged)} deliveries, it takes {member.receive_maximum}"
+                raise violation_of(Rule.RECEIVE_MAXIMUM, text)
+        if packet.qos and wire.withholds:
+            wire.held.append(packet.packet_id)
+        elif packet.qos:
+            self._acknowledge(wire, packet.packet_id)
+        if packet.topic.endswith(("/$assignment", "/$ended")) or member is None:
+            return
+        number = dict(packet.properties.user_property).get(NUMBER, "")
+        if not number.isdecimal():
+            raise violation(QueueRule.UNKNOWN, f"{wire.name} is given {packet}")
+        self.oracle.delivered(member, packet, int(number))
+        member.group.told = dict(packet.properties.user_property)["group-id"]
+
+
+_RICH_FIELDS = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
+
+
+def _message_id(queue: Queue, copy: Copy) -> str:
+    place = copy.message.place
+    assert place is not None
+    return f"{queue.name}:{place[0]}:{place[1]}"
+
+
+def _ranges(offsets: Iterable[int]) -> str:
+    """As ``1-5,7``."""
+    texts: list[str] = []
+    ordered = sorted(set(offsets))
+    while ordered:
+        last = next(at for at, value in enumerate(ordered) if at + 1 == len(ordered) or ordered[at + 1] != value + 1)
+        texts.append(str(ordered[0]) if not last else f"{ordered[0]}-{ordered[last]}")
+        ordered = ordered[last + 1 :]
+    return ",".join(texts)

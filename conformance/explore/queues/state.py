@@ -1,0 +1,283 @@
+"""What the oracle remembers: messages, each group's copies of them, and everything that may be true of each copy.
+
+A copy has a set of *spots*. What clients do moves them on; what the broker shows must be possible for one of them, and
+rules the others out. Times are intervals: no clock of a client's is the broker's.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from assay.conformance.explore.queues.life import GroupPlan, QueuePlan
+from assay.conformance.explore.topics import matches
+
+NEVER = float("inf")
+SLACK_S = 5.0
+"""Room for the time between what happens and what is seen; lives use times that differ by more."""
+_DEFAULT_BACKOFF_S = 5.0
+_LETTERS_TIMEOUT_S = 30.0
+_MAX_LETTER_WAIT_S = 300.0
+
+
+class Kind(Enum):
+    READY = "ready"
+    FLIGHT = "in flight"
+    HELD = "acknowledged in an open transaction"
+    DEAD = "a dead letter"
+    GONE = "settled, given up, or not there"
+
+
+class Spot(NamedTuple):
+    """Something that may be true of a copy."""
+
+    kind: Kind
+    deliveries: int = 0
+    """So far."""
+    at: float = 0.0
+    """Ready: when at the earliest. In flight: when it times out at the earliest."""
+    by: float = 0.0
+    """At the latest."""
+    holder: object = None
+
+
+GONE = Spot(Kind.GONE)
+
+
+class Fate(Enum):
+    OPEN = "open"
+    EITHER = "committed or aborted as a whole"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Transaction:
+    def __init__(self, ends_at: float, ends_by: float) -> None:
+        self.ends_at, self.ends_by = ends_at, ends_by
+        """When it times out."""
+        self.fate = Fate.OPEN
+        self.is_old = False
+        """The broker was killed since it began."""
+        self.messages: list[Message] = []
+        self.held: list[Copy] = []
+
+
+class Message:
+    """One message of a queue, a dead letter included."""
+
+    def __init__(self, queue: Queue, number: int, serial: int) -> None:
+        self.queue, self.number = queue, number
+        self.since = self.until = float(serial)
+        """It came into its partition between these events."""
+        self.burst = self.client = -1
+        """Which publishes it was sent with, and by whom."""
+        self.round = 0
+        """The step since which it may be delivered."""
+        self.size = (0, 0)
+        """Bytes that count against limits, at least and at most."""
+        self.topic = self.route = self.key = ""
+        self.partition = -1
+        self.lane = 2
+        self.payload = b""
+        self.rich = False
+        self.delay_s = 0
+        self.at = self.by = 0.0
+        """When it is due."""
+        self.expires_at = self.expires_by = NEVER
+        self.expiry_s = 0
+        self.published_at = 0.0
+        self.sure = False
+        """Its publish was confirmed, or it was seen."""
+        self.confirmed = False
+        self.ended: tuple[str, ...] = ()
+        """Why nobody may get it, if so: requirements."""
+        self.why = ""
+        self.expired_unsettled = self.left = self.left_by_limit = False
+        """Some group had not settled it when it expired; it is a dead letter by itself."""
+        self.unneeded = False
+        """At some time no group needed it any more, so that a group to come need not get it."""
+        self.place: tuple[int, int] | None = None
+        """Partition and offset, once they were told."""
+        self.transaction: Transaction | None = None
+        self.source: Copy | None = None
+        """Of a dead letter."""
+        self.delay_id = ""
+        self.cancelled: bool | None = False
+        """None: perhaps."""
+
+    @property
+    def is_there(self) -> bool:
+        """For certain, if it is not ended."""
+        if self.source is not None and not self.sure:
+            return self.source.must(Kind.DEAD) and self.source.letter is self
+        return self.sure
+
+    @property
+    def is_shown(self) -> bool:
+        """Its transaction, if any, has been committed."""
+        return self.transaction is None or self.transaction.fate is Fate.COMMITTED
+
+    @property
+    def partition_known(self) -> int | None:
+        if self.queue.plan.partitions == 1 or self.queue.is_strict:
+            return 0
+        return self.place[0] if self.place else (self.partition if self.partition >= 0 else None)
+
+    def shares_partition(self, other: Message) -> bool:
+        """For certain."""
+        mine, others = self.partition_known, other.partition_known
+        if mine is None or others is None:
+            return bool(self.key) and self.key == other.key and self.partition == other.partition
+        return mine == others
+
+    def may_share_partition(self, other: Message) -> bool:
+        mine, others = self.partition_known, other.partition_known
+        return mine is None or others is None or mine == others
+
+    def is_before(self, other: Message) -> bool:
+        """It came into the partition before the other, if it is the same."""
+        if self.burst == other.burst and self.client != other.client:
+            return False  # of two publishers that did not wait for each other
+        if self.delay_s and other.delay_s and not self.queue.is_limited:
+            return self.number < other.number and self.delay_s <= other.delay_s
+        return self.until < other.since
+
+    def shares_lane(self, other: Message) -> bool:
+        return self.lane == other.lane or self.queue.is_strict
+
+
+class Copy:
+    """A message as one group sees it."""
+
+    def __init__(self, group: Group, message: Message, *spots: Spot) -> None:
+        self.group, self.message = group, message
+        self.spots = frozenset(spots)
+        self.clauses: tuple[str, ...] = ()
+        """Why it is not to come any more."""
+        self.letter: Message | None = None
+        self.failed_round = 0
+        """The step at which its last delivery failed."""
+        self.overtaken: tuple[object, int] | None = None
+        """By a delivery to this consumer, in this step."""
+        self.crashed = False
+        """It was there, unsettled, when the broker was killed."""
+        self.last_holder = self.reason = ""
+        """Client id of its last consumer, and why that rejected it."""
+        self.is_safe = False
+        """That it became a dead letter was confirmed."""
+        self.in_time_at = -NEVER
+        """It may have been sent at this time, before the clock was moved."""
+
+    def may(self, kind: Kind) -> bool:
+        return any(spot.kind is kind for spot in self.spots)
+
+    def must(self, *kinds: Kind) -> bool:
+        return all(spot.kind in kinds for spot in self.spots)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.must(Kind.GONE, Kind.DEAD)
+
+    def is_held_by(self, holder: object) -> bool:
+        return all(spot.kind is Kind.FLIGHT and spot.holder is holder for spot in self.spots)
+
+    def may_be_held_by(self, holder: object) -> bool:
+        return any(spot.kind is Kind.FLIGHT and spot.holder is holder for spot in self.spots)
+
+    @property
+    def may_be_leaving(self) -> bool:
+        """It has failed for good, and may not be a dead letter yet."""
+        return self.may(Kind.DEAD) and not self.is_safe and (self.letter is None or self.letter.place is None)
+
+    @property
+    def is_retry(self) -> bool:
+        return self.must(Kind.READY) and all(spot.deliveries for spot in self.spots)
+
+
+class Member:
+    """A consumer's connection, from SUBSCRIBE on."""
+
+    def __init__(self, group: Group, name: str, client_id: str, prefetch: int, receive_maximum: int, when: int) -> None:
+        self.group, self.name, self.client_id = group, name, client_id
+        self.receive_maximum = receive_maximum or 65_535
+        self.joined = when
+        self.left: int | None = None
+        self.unacknowledged: set[int] = set()
+        self.withholds = False
+        plan = group.queue.plan
+        limits = [each for each in (prefetch, 0 if group.is_dead else plan.max_in_flight) if each]
+        self.limit = min(limits, default=10**6)
+        self.certain_limit = self.limit if prefetch or not group.is_dead else 10**6
+
+    @property
+    def window(self) -> int:
+        """How many PUBLISH packets it may be sent."""
+        return self.receive_maximum - len(self.unacknowledged)
+
+
+class Group:
+    def __init__(self, queue: Queue, name: str, plan: GroupPlan) -> None:
+        self.queue, self.name, self.plan = queue, name, plan
+        self.is_dead = plan.dead
+        self.told = ""
+        """The group id that its deliveries tell."""
+        self.copies: dict[Message, Copy] = {}
+        self.members: dict[int, Member] = {}
+        """Consumer number to its connection."""
+
+    def wants(self, message: Message) -> bool:
+        if not self.plan.filter or self.is_dead:
+            return True
+        return matches(f"q/{self.plan.filter}", f"q/{message.route}" if message.route else "q")
+
+    def open_copies(self) -> list[Copy]:
+        return [copy for copy in self.copies.values() if copy.is_open and not copy.message.ended]
+
+    def most_in_flight(self) -> int:
+        return (
+            self.queue.plan.group_max_in_flight if not self.is_dead and self.queue.plan.group_max_in_flight else 10**6
+        )
+
+
+class Queue:
+    """A queue, or its dead letters."""
+
+    def __init__(self, name: str, plan: QueuePlan, source: Queue | None = None) -> None:
+        self.name, self.plan, self.source = name, plan, source
+        self.messages: dict[Message, None] = {}
+        self.by_number: dict[int, list[Message]] = {}
+        self.groups: dict[str, Group] = {}
+        self.places: dict[tuple[int, int], Message] = {}
+        self.letters: Queue | None = Queue(f"$dlq/{name}", plan, self) if source is None else None
+        self.forgotten: dict[int, Message] = {}
+        """Messages that a restart emptied it of, by number."""
+
+    @property
+    def is_letters(self) -> bool:
+        return self.source is not None
+
+    @property
+    def is_strict(self) -> bool:
+        return self.plan.ordering == "strict"
+
+    @property
+    def holds_back(self) -> bool:
+        """A message that is to be retried holds back later ones."""
+        return self.plan.ordering != "none" and not self.is_letters
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.plan.max_depth or self.plan.max_bytes)
+
+    def timeout_s(self) -> tuple[float, float]:
+        if self.is_letters:
+            return min(_LETTERS_TIMEOUT_S, self.plan.timeout_s), max(_LETTERS_TIMEOUT_S, self.plan.timeout_s)
+        return self.plan.timeout_s, self.plan.timeout_s
+
+    def wait_s(self, failures: int) -> tuple[float, float]:
+        """After a timeout, or a nack that waits: at least and at most."""
+        first = self.plan.backoff_s or _DEFAULT_BACKOFF_S
+        if self.is_letters:
+            return 0.0, max(_MAX_LETTER_WAIT_S, first * 4)
+        most = first * 4 if self.plan.backoff_s else _MAX_LETTER_WAIT_S
+        return min(first, most), min(first * 2 ** (failures - 1), most)

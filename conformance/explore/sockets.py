@@ -1,0 +1,141 @@
+"""Connections of the clients of a life: written and read without blocking, and everything on them written down."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.wire import Decoder, MalformedPacketError, Packet, decode_packet, describe, encode
+from assay.reference_broker.trace.conformance import WireLine
+
+SLOW_ROUND_TRIP_S = 0.1
+"""On an idle machine a PINGREQ is answered in less than a millisecond."""
+MAX_EXTENSIONS = 5
+_RECEIVE_BYTES = 262_144
+_LINGER_NOT = struct.pack("ii", 1, 0)
+
+
+@dataclass(eq=False)
+class Wire:
+    """A socket with what belongs to it."""
+
+    name: str
+    version: int
+    sock: socket.socket
+    decoder: Decoder
+    most_bytes: float = float("inf")
+    """Of a packet that the client takes."""
+    unsent: bytearray = field(default_factory=bytearray)
+    waits: bool = False
+    """The system has taken as much as it will for the time being."""
+
+    @property
+    def open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+
+class Sockets:
+    """What players share."""
+
+    def begin_life(self) -> None:
+        """Forget the connections of the life before."""
+        self.log: list[tuple[int, str, Literal["send", "recv", "event"], bytes | str, int]] = []
+        self._began_ns = time.perf_counter_ns()
+        self._selector = selectors.DefaultSelector()
+        self._all: list[Wire] = []
+
+    def end_life(self) -> None:
+        for wire in self._all:
+            wire.sock.close()
+        self._selector.close()
+
+    def watch(self, wire: Wire) -> None:
+        """From now on it is read."""
+        wire.sock.setblocking(False)
+        self._all.append(wire)
+        self._selector.register(wire.sock, selectors.EVENT_READ, wire)
+
+    def drop(self, wire: Wire, *, reset: bool = False) -> None:
+        """Close it, or reset it."""
+        if reset:
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        self._selector.unregister(wire.sock)
+        wire.sock.close()
+
+    def note(self, text: str) -> None:
+        self.log.append((time.perf_counter_ns() - self._began_ns, "", "event", text, 0))
+
+    def write(self, wire: Wire, packet: Packet) -> None:
+        data = encode(packet, wire.version)
+        self.log.append((time.perf_counter_ns() - self._began_ns, wire.name, "send", data, wire.version))
+        wire.unsent += data
+        self._flush(wire)
+
+    def _flush(self, wire: Wire) -> None:
+        try:
+            while wire.unsent:
+                del wire.unsent[: wire.sock.send(wire.unsent)]
+        except BlockingIOError:
+            wire.waits = True
+            self._selector.modify(wire.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
+            return
+        except OSError:
+            return  # the end of the connection is read
+        if wire.waits:
+            wire.waits = False
+            self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
+
+    def read(self, timeout_s: float) -> None:
+        """Take what has arrived; wait for something at most so long. Raises :class:`ViolationError`."""
+        for key, events in self._selector.select(timeout_s):
+            wire: Wire = key.data
+            if events & selectors.EVENT_WRITE and wire.open:
+                self._flush(wire)
+            if events & selectors.EVENT_READ and wire.open:
+                self._read_wire(wire)
+
+    def _read_wire(self, wire: Wire) -> None:
+        try:
+            data = wire.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.note(f"{wire.name}: the broker ended the connection")
+            self.ended_by_broker(wire)
+            return
+        try:
+            for frame in wire.decoder.feed_frames(data):
+                self.log.append((time.perf_counter_ns() - self._began_ns, wire.name, "recv", frame, wire.version))
+                if len(frame) > wire.most_bytes:
+                    text = f"{wire.name}: a packet of {len(frame)} bytes, the client takes {wire.most_bytes:g}"
+                    raise ViolationError(Rule.MAXIMUM_PACKET_SIZE, wire.version, text)
+                self.received(wire, decode_packet(frame, wire.version))
+        except MalformedPacketError as error:
+            raise ViolationError(Rule.MALFORMED, wire.version, f"{wire.name}: {error}") from error
+
+    def received(self, wire: Wire, packet: Packet) -> None:
+        raise NotImplementedError
+
+    def ended_by_broker(self, wire: Wire) -> None:
+        raise NotImplementedError
+
+    def transcript(self) -> list[WireLine]:
+        """The life so far."""
+        lines = []
+        for t_ns, name, direction, content, version in self.log:
+            if isinstance(content, str):
+                lines.append(WireLine(t_ns=t_ns, connection=name, direction="event", hex="", decoded=content))
+                continue
+            try:
+                text = describe(decode_packet(content, version))
+            except MalformedPacketError as error:
+                text = f"MALFORMED: {error}"
+            lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
+        return lines
