@@ -19,7 +19,7 @@ from assay.reference_broker.trace.results import Machine, Percentiles, RunKind, 
 from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.sim.models.model import Latencies, Model, ModelError, Outcome, P, Part, Progress
 
-MAX_ROWS: Final = 100_000
+MAX_ROWS: Final = 20_000
 """Of ``samples.parquet``: of more, evenly spaced ones are kept, which leaves percentiles as they are."""
 SAMPLES_FILE: Final = "samples.parquet"
 PLOT_FILE: Final = "plot.html"
@@ -40,7 +40,11 @@ def _thinned(samples: Sequence[Latencies]) -> list[Latencies]:
 def write_samples(path: Path, samples: Sequence[Latencies], *, run_id: str) -> int:
     """Write ``samples.parquet`` (zstd); returns the number of rows."""
     rows = 0
-    with pq.ParquetWriter(path, SAMPLE_SCHEMA, compression="zstd") as writer:
+    texts = [field.name for field in SAMPLE_SCHEMA if field.type == pa.string()]
+    deltas = {field.name: "DELTA_BINARY_PACKED" for field in SAMPLE_SCHEMA if field.name not in texts}
+    with pq.ParquetWriter(
+        path, SAMPLE_SCHEMA, compression="zstd", use_dictionary=texts, column_encoding=deltas
+    ) as writer:
         for part in _thinned(samples):
             count = len(part.intended_s)
             intended_ns = np.round(part.intended_s * _NS).astype(np.int64)

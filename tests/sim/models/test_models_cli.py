@@ -30,7 +30,7 @@ def test_a_run_leaves_a_result_samples_of_the_trace_schema_and_a_plot(tmp_path: 
     assert "fsync" in str(result.metrics["source.sync_s"])
     rows = pq.read_table(folder / result.artefacts["samples"])
     assert tuple(rows.schema.names) == LatencySample.__struct_fields__
-    assert rows.num_rows > 10_000
+    assert rows.num_rows > 10_000, "of 38 000, evenly spaced"
     latencies_us = (rows["completed_ns"].to_numpy() - rows["intended_ns"].to_numpy()) / 1_000
     assert latencies_us.min() >= 2_000 - 0.002
     assert "plotly.min.js" in (folder / "plot.html").read_text(encoding="utf-8")
@@ -88,3 +88,13 @@ def test_the_table_can_be_had_as_markdown() -> None:
     finished = runner.invoke(app, ["model", "run", "group-commit", "--set", "customers=20000", "--markdown"])
     assert finished.stdout.startswith("| model | figure |")
     assert finished.stdout.count("\n| group-commit |") == 3
+
+
+def test_the_page_shows_what_the_models_compute() -> None:
+    """Of those that are quick; the others' rows are named."""
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    finished = runner.invoke(app, ["model", "run", "group-commit", "nats", "rabbitmq", "own-cluster", "--markdown"])
+    shown = finished.stdout.strip().splitlines()
+    assert len(shown) > 12
+    assert [line for line in shown if line not in page] == []
+    assert all(f"| {name} |" in page for name in MODELS)
