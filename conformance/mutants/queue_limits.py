@@ -20,6 +20,7 @@ from assay.reference_broker.queues.groups.pending import EntryState, GroupPartit
 from assay.reference_broker.queues.groups.slow_consumers import SlowConsumers
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.partitions.departures import Departures
@@ -261,3 +262,8 @@ def removes_unread(patch: Patch) -> None:
 @mutant("queue-slow-consumers-stay", "nobody looks whether a consumer settles anything")
 def slow_stay(patch: Patch) -> None:
     patch.replace(SlowConsumers, "pass_time", _nothing)
+
+
+@mutant("queue-what-has-left-stays-on-disk", "what limits and time took from groups frees no segment")
+def stays_on_disk(patch: Patch) -> None:
+    patch.replace(TimeToLive, "trim_later", lambda self: None)
