@@ -16,6 +16,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES, RetainedStore
 from assay.reference_broker.mqtt.sessions.session import FREE_IDS, ID_BYTES, Session, session_bytes
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
 
@@ -33,6 +34,7 @@ def wrong_counts(node: BrokerNode, connections: Iterable[Connection]) -> list[st
         *_of_connections(broker, some),
         *_of_retained(broker.retained),
         *_of_timers(broker.timers),
+        *_of_syncs(node.engine._agenda),
         *(count for queue in node.engine._registry.queues.values() for count in _of_queue(queue)),
     ]
     return [f"{what} is {kept}, but there are {found}" for what, kept, found in counts if kept != found]
@@ -111,6 +113,17 @@ def _of_timers(timers: TimerHeap) -> Iterator[Count]:
     owners = [getattr(timer.callback, "__self__", None) for _, _, timer in timers._entries]
     late = [owner.client_id for owner in owners if isinstance(owner, Connection) and owner.closing]
     yield "timers of closed connections", 0, len(late)
+
+
+def _of_syncs(agenda: Agenda) -> Iterator[Count]:
+    """Whatever is not on the disk is looked after: by the next sync, or the one under way."""
+    for point in agenda.owners:
+        if point._synced_log.needs_sync and point.failure is None and not point.is_syncing:
+            yield (
+                "logs that nobody will sync",
+                0,
+                int(point not in agenda.unsynced and point not in agenda.awaited_syncs),
+            )
 
 
 def _of_queue(queue: DurableQueue) -> Iterator[Count]:
