@@ -287,6 +287,24 @@ def test_what_is_retained_after_the_subscription_comes_once_and_live(restarts: i
     ]
 
 
+@pytest.mark.parametrize("expiry_s", [0, 5, 50])
+def test_what_replaces_an_expired_one_after_the_subscription_comes_once_and_live(world: World, expiry_s: int) -> None:
+    """What replaces one that was there may come as retained, too: it is what the topic has when its turn comes."""
+    publisher = _retain(world, 3)
+    if expiry_s:
+        properties = Properties(message_expiry_interval=expiry_s)
+        publisher.send(p.Publish(topic="r/1", payload=b"brief", qos=1, packet_id=9, retain=True, properties=properties))
+    else:
+        publisher.send(p.Publish(topic="r/1", payload=b"", qos=1, packet_id=9, retain=True))
+    world.wait(10.0)
+    client = world.connect("c", properties=Properties(receive_maximum=1))
+    _subscribe(client, "r/#")
+    publisher.send(p.Publish(topic="r/1", payload=b"new", qos=1, packet_id=10, retain=True))
+    _acknowledge_all(client)
+    came = [(message.payload, message.retain) for message in client.publishes() if message.topic == "r/1"]
+    assert came == [(b"new", False)] if expiry_s < 10 else [(b"new", False), (b"new", True)]
+
+
 def test_a_turn_does_a_bounded_part_and_serves_all_in_turn(world: World) -> None:
     _retain(world, 400, qos=0)
     clients = [world.connect() for _ in range(10)]

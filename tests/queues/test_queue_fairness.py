@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Ordering
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -230,3 +231,21 @@ def test_who_has_no_room_keeps_nobody_else_waiting(bench_with: BenchWith, orderi
     assert len(other.got) == 40
     assert 0 < len(free.got) <= 40
     assert len(free.got) == 40 or ordering == "partition"
+
+
+def test_a_group_that_holds_all_it_may_is_not_offered_every_partition(
+    bench_with: Callable[..., QueueBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked of each of them, in every turn, for as many turns as a turn's work did not suffice for them."""
+    bench = bench_with(partitions=200, ordering="none", group={"max_in_flight": 2})
+    consumers = [bench.consumer(name) for name in "ab"]
+    for number in range(2):
+        bench.publish(str(number))
+    bench.turn()
+    asked: list[object] = []
+    original = Dispatcher._deliver_some
+    monkeypatch.setattr(Dispatcher, "_deliver_some", lambda self, *args: (asked.append(args), original(self, *args))[1])
+    bench.publish("one more")
+    bench.turn()
+    assert sum(len(consumer.got) for consumer in consumers) == 2
+    assert len(asked) <= 2

@@ -184,6 +184,26 @@ def test_a_burst_in_one_turn_keeps_the_newest(bench_with: Benches, disk: MemoryD
     assert consumer.values == ["7", "8", "9"]
 
 
+@pytest.mark.parametrize("has_group", [False, True])
+def test_the_oldest_makes_room_before_it_is_synced_and_when_it_is_not_in_memory_any_more(
+    bench_with: Benches, monkeypatch: pytest.MonkeyPatch, has_group: bool
+) -> None:
+    """A burst that is larger than the cache was refused: what no sync covered yet was not read back."""
+    monkeypatch.setattr("assay.reference_broker.queues.registry.registry.CACHE_BYTES", 1_000)
+    bench = bench_with(MemoryDisk(), durability="fsync", max_depth=3, overflow="drop_oldest")
+    consumer = bench.consumer(room=0) if has_group else None
+    for number in range(9):
+        bench.publish(str(number))
+    bench.turn()
+    if consumer is None or consumer.handle is None:
+        consumer = bench.consumer()
+    else:
+        consumer.room = 9
+        bench.engine.resume(consumer.handle, bench.now)
+    bench.turn()
+    assert consumer.values == ["6", "7", "8"]
+
+
 def test_the_oldest_goes_to_the_dead_letters_when_asked(bench_with: Benches, disk: MemoryDisk | None) -> None:
     bench = bench_with(disk, max_depth=3, overflow="dead_letter_oldest")
     consumer = bench.consumer(room=0)

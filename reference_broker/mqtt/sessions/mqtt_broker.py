@@ -528,7 +528,7 @@ class MqttBroker(Broker):
                 self._refuse_without_room(message)
         if message.retain:
             self.work += len(message.topic) >> 5
-            if not self.retained.store(message):
+            if not self.retained.store(message, self.now):
                 raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         if asked is None and message.user_properties and self.engine.captures is not None:
             asked = read_options(message.user_properties)

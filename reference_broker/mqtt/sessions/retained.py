@@ -90,8 +90,11 @@ class RetainedStore:
     def __len__(self) -> int:
         return self._count
 
-    def store(self, message: Message) -> bool:
-        """Keep a message, replacing the topic's last; an empty payload removes it. False: the store is full."""
+    def store(self, message: Message, now: float = 0.0) -> bool:
+        """Keep a message, replacing the topic's last; an empty payload removes it. False: the store is full.
+
+        In the place of one that had expired it is new: who subscribed before has it as it comes.
+        """
         if not message.payload:
             self._remove(message.topic)
             return True
@@ -106,6 +109,9 @@ class RetainedStore:
             known += 1
         size = message.memory_bytes or memory_bytes(message)
         if known == len(names) and (last := level.message) is not None:
+            if 0 < last.expires_at <= now:
+                self._remove(message.topic)
+                return self.store(message, now)
             size -= last.memory_bytes or memory_bytes(last)
             if self.held_bytes + (size if size > 0 else 0) > self._max_bytes:
                 return False

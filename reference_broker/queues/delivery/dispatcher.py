@@ -142,6 +142,8 @@ class Dispatcher:
         active = [group.places[(self._place_turn + step) % count] for step in range(count)]
         at, room = 0, group.agenda.room
         while active and room > 0 and (consumer := turns.next()) is not None:
+            if group.shared_limit and group.in_flight >= group.shared_limit:
+                return
             room -= 1
             before = counts.delivered + counts.redelivered
             more = self._deliver_some(active[at], consumer, 1, now)

@@ -265,7 +265,7 @@ class TimeToLive:
         while offset < end:
             stored = partition.cached.get(offset)
             try:
-                found = partition.load(offset) if stored is None else (offset, stored)
+                found = partition.load(offset, end) if stored is None else (offset, stored)
             except LogError:
                 return None
             if found is None:
@@ -288,7 +288,7 @@ class TimeToLive:
             place.cursor = offset + 1
         place.cursor = offset
         try:
-            return partition.get(offset)
+            return partition.get(offset, end)
         except LogError:
             return None
 

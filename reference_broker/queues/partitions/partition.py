@@ -299,11 +299,14 @@ class QueuePartition(SyncPoint):
             return needed_from
         return self.produced.covered if needed_from is None else min(needed_from, self.produced.covered)
 
-    def load(self, offset: int) -> tuple[int, StoredMessage] | None:
-        """Read the first message at or after an offset back; None when there is none. Raises :class:`LogError`."""
+    def load(self, offset: int, end: int | None = None) -> tuple[int, StoredMessage] | None:
+        """Read the first message from an offset to ``end`` back; None when there is none. Raises :class:`LogError`.
+
+        ``end``: None = what may be delivered. What makes room for others also reads what no sync has covered yet.
+        """
         first: tuple[int, StoredMessage] | None = None
-        at = offset
-        while first is None and at < self.visible_end:
+        at, end = offset, self.visible_end if end is None else end
+        while first is None and at < end:
             records = self.log.read(at, _READ_AHEAD)
             if not records:
                 break
@@ -332,10 +335,10 @@ class QueuePartition(SyncPoint):
         message.expires_at = -message.expires_at
         return message
 
-    def get(self, offset: int) -> StoredMessage | None:
-        """The message at exactly that offset; None when it is damaged or gone. Raises :class:`LogError`."""
+    def get(self, offset: int, end: int | None = None) -> StoredMessage | None:
+        """The message at exactly that offset; None when it is damaged or gone. ``end`` and errors as :meth:`load`."""
         message = self.cached.get(offset)
-        if message is None and (loaded := self.load(offset)) is not None and loaded[0] == offset:
+        if message is None and (loaded := self.load(offset, end)) is not None and loaded[0] == offset:
             message = loaded[1]
         return message
 

@@ -1,0 +1,108 @@
+"""A legal variation whose insides are tiny: every cache overflows, every turn ends early, every log is renewed soon.
+
+What a broker remembers, how much it does in one go and when it replaces its files is its own affair, so nobody may see
+that these are small. Bugs hide where they are used up, which no suite reaches at their usual sizes: after thousands of
+topics, or megabytes of a log. Left out are limits that clients see.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+from assay.conformance.mutants import Patch, variation
+
+BROKER: Final = "assay.reference_broker"
+_SMALLEST_UNIQUE: Final = 257
+"""Smaller numbers are one object wherever they come from."""
+
+TINY: Final[dict[str, dict[str, int]]] = {
+    # What a turn does.
+    "core.broker": {"MAX_WORK": 8, "MAX_SLICES": 1},
+    "mqtt.connections.connection": {"MAX_PACKETS": 3, "_SMALL_BYTES": 16, "_MANY_FILTERS_BYTES": 8},
+    "mqtt.connections.handlers": {"_STEP_FILTERS": 2},
+    "mqtt.sessions.sending": {"TURN_WORK": 16, "PORTION": 2},
+    "mqtt.sessions.mqtt_broker": {"MAX_TAKEN_OUT": 2, "MAX_TIMERS": 2},
+    "mqtt.sessions.access_review": {"PORTION": 2},
+    "queues.jobs.agenda": {"MAX_WORK": 24, "_MAX_WAKES": 2},
+    "queues.engine": {"MAX_CONFIRMS": 1, "_FEWEST": 2},
+    "queues.delivery.dispatcher": {"QUANTUM": 1, "MIN_RUN": 2, "_SKIPS_PER_TURN": 2, "_MATCH_CACHE": 1},
+    "queues.limits.limits": {"_LOOKED_AT": 2, "_MORE_DROPS": 1},
+    "queues.limits.time_to_live": {"STEPS": 50},
+    "queues.operations.replay": {"REPLAY_PER_TURN": 1},
+    "queues.groups.group_state": {"_SETTLED_PER_TRIM": 1},
+    "queues.groups.group": {"_STALE_TIMEOUTS": 1},
+    # Blocks, runs and batches.
+    "mqtt.connections.inbound": {"_MAX_PLANS": 2, "_MAX_BLOCK": 5, "_FEWEST_ALIKE": 2, "_COMPARED_RECEIVERS": 1},
+    "mqtt.connections.queue_batches": {"_FEWEST": 2, "_MAX_TOPICS": 2},
+    "mqtt.batches.ack_runs": {"_FEWEST_ALIKE": 2, "_STEP": 2, "_MAX_PATTERNS": 1},
+    "mqtt.batches.publish_batches": {"_FEWEST_ALIKE": 2, "_FIRST_STEP": 2, "_STEP": 2, "_MOST": 4, "_MAX_SECTIONS": 2},
+    "mqtt.batches.queue_deliveries": {"_FEW": 2, "_MAX_TEMPLATES": 1},
+    "queues.groups.delivery_run": {"MIN_RUN": 2},
+    "queues.queue.enqueue_path": {"_BLOCK_MESSAGES": 2},
+    "storage.record": {"_CACHED_HEADER_SETS": 1, "_FEW": 2},
+    "storage.record_decoder": {"LEAST_RUN": 2},
+    "storage.record_runs": {"LEAST_RUN": 2},
+    # What is remembered.
+    "core.access": {"MAX_CACHED_DECISIONS": 1},
+    "core.filter_changes": {"MAX_FILTERS": 1},
+    "core.rates": {"_MAX_LOOKED_AT": 2},
+    "core.routing": {"MAX_CACHED_ROUTES": 2, "_MAX_RECEIVERS": 1},
+    "mqtt.queue_topics.addresses": {"_ADDRESS_CACHE": 1},
+    "queues.messages.partitioner": {"_MAX_KNOWN": 1},
+    "queues.messages.stored_message": {"_CACHE_LIMIT": 1},
+    "queues.partitions.partition": {"_READ_AHEAD": 1},
+    "queues.registry.registry": {"CACHE_BYTES": 1_000},
+    "storage.pending_operations": {"_CACHED_LAYOUTS": 1},
+    # Files.
+    "queues.delays.delay_recovery": {"_READ_RECORDS": 2},
+    "queues.delays.delay_store": {
+        "FIRED_PER_TURN": 1,
+        "_READ_RECORDS": 1,
+        "_TRIM_AFTER": 1,
+        "_TOLD_OFFSETS": 1,
+        "_TOLD_WAITING": 1,
+        "_TOLD_PER_TURN": 1,
+    },
+    "queues.delays.done_log": {"_READ_RECORDS": 1, "RESTATE_ABOVE_BYTES": 100},
+    "queues.delays.done_records": {"_RANGES_PER_RECORD": 1},
+    "queues.delays.timing_wheel": {"_COMPACT_ABOVE": 2},
+    "queues.partitions.departures": {"_READ_RECORDS": 2, "_INTERVALS_PER_RECORD": 1, "RESTATE_ABOVE_BYTES": 100},
+    "queues.partitions.producers": {"SNAPSHOT_RECORDS": 3},
+    "queues.transactions.coordinator": {"_BLOCK": 1},
+    "queues.transactions.transaction_recovery": {"_READ_RECORDS": 2},
+    "storage.durable_mark": {"_SYNC_EVERY": 1},
+    "storage.pending_codec": {"_FRAME_OPERATIONS": 2, "MAX_RUN": 3, "MAX_RANGES": 2},
+    "storage.pending_log": {"SNAPSHOT_OPERATIONS": 5, "SNAPSHOT_OPERATIONS_PER_ENTRY": 1},
+    "storage.pending_snapshot": {"_ENTRIES_PER_STEP": 1},
+    "storage.queue_store": {
+        "_DONE_SEGMENT_BYTES": 200,
+        "_DEPARTURES_SEGMENT_BYTES": 200,
+        "_MEMORY_SEGMENT_BYTES": 2_000,
+        "_STATE_SNAPSHOT_RECORDS": 5,
+    },
+    "storage.snapshots": {"SNAPSHOT_RECORDS": 5},
+    "storage.state_log": {"SEGMENT_BYTES": 1_000, "_READ_RECORDS": 2},
+}
+"""Module of the broker -> its constants, and what they are."""
+
+
+@variation(
+    "any-tiny-insides",
+    "caches hold next to nothing, turns do next to nothing, files are replaced every few records",
+    freedom="none of them limits what a client may do or see",
+)
+def tiny_insides(patch: Patch) -> None:
+    for place, constants in TINY.items():
+        home = importlib.import_module(f"{BROKER}.{place}")
+        for name, value in constants.items():
+            usual = getattr(home, name)
+            patch.replace(home, name, value)
+            for module in [*sys.modules.values()]:
+                if usual >= _SMALLEST_UNIQUE and vars(module).get(name) is usual and _is_of_broker(module.__name__):
+                    patch.replace(module, name, value)
+
+
+def _is_of_broker(module: str) -> bool:
+    return module.startswith(f"{BROKER}.")
