@@ -53,6 +53,7 @@ def run(parameters: Mg1, seed: int, progress: Progress) -> Outcome:
             math.sqrt(wanted - wait_s**2) * 1e3,
             "ms",
             "closed form: Takacs, in order of arrival",
+            standard_error=square.standard_error / (2 * math.sqrt(wanted - wait_s**2)) * 1e3,
         ),
     ]
     return Outcome(rows=rows, samples=[customers.latencies("mg1", spent_s)])

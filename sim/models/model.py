@@ -21,6 +21,8 @@ from assay.sim.kernel import substream
 MODEL_SCHEMA: Literal["assay.model/1"] = "assay.model/1"
 TOLERANCE_PERCENT = 2.0
 """How far a building block may be from its closed form."""
+_SURE = 3.0
+"""Standard errors beyond which a difference is none of chance."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -66,9 +68,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return f"<= {self.high:g}" if math.isinf(self.low) else f"{self.low:g} to {self.high:g}"
 
     @property
+    def unclear(self) -> str:
+        """Why no claim is made; empty when one is: chance alone may be what puts a figure out of its bounds."""
+        if self.doubt or math.isnan(self.value):
+            return self.doubt or "no figure"
+        if self.low <= self.value <= self.high or not self.standard_error or self.reference is None:
+            return ""
+        if abs(self.value - self.reference) > _SURE * self.standard_error:
+            return ""
+        return f"known to {self.standard_error:.2g} {self.unit} only: ask for more customers"
+
+    @property
     def verdict(self) -> Verdict:
-        """``unknown`` when the figure is no number, or the expectation in doubt."""
-        if math.isnan(self.value) or self.doubt:
+        """``unknown`` when the figure is no number or too uncertain, or the expectation in doubt."""
+        if self.unclear:
             return Verdict.UNKNOWN
         return Verdict.PASS if self.low <= self.value <= self.high else Verdict.FAIL
 
@@ -86,7 +99,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
                 verdict=self.verdict,
                 source=self.method,
                 subject=subject,
-                reason=self.doubt,
+                reason=self.unclear,
             )
         above = math.isinf(self.low) or abs(self.high - self.value) < abs(self.value - self.low)
         return Check(

@@ -21,6 +21,7 @@ SMALL_PLAN: dict[str, Any] = {
     "p99_ms": 9,
     "consumer_messages_per_s": 20_000,
     "measured_s": 0.3,
+    "consumed": 60_000,
     "varied": ["fsync_s"],
     "cluster": {"fsync_s": 0.0005, "producers": 1, "disk_bytes_per_s": 15e6},
 }

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from assay.reference_broker.trace.results import Verdict
 from assay.sim.models import statistics
-from assay.sim.models.model import ModelError
+from assay.sim.models.model import ModelError, within
 
 
 def counted_p_value(first: list[float], second: list[float]) -> float:
@@ -44,6 +45,15 @@ def test_known_values() -> None:
     limit = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * root * exact.statistic) ** 2) for k in range(1, 50))
     assert exact.method == "exact KS"
     assert exact.p_value == pytest.approx(limit, abs=0.02)
+
+
+def test_a_figure_out_of_its_bounds_by_chance_alone_is_no_claim() -> None:
+    loose = within("mean", 1.03, 1.0, "s", "closed form", standard_error=0.02)
+    assert loose.verdict is Verdict.UNKNOWN
+    assert "more customers" in loose.check("m").reason
+    assert within("mean", 1.03, 1.0, "s", "closed form", standard_error=0.005).verdict is Verdict.FAIL
+    assert within("mean", 1.01, 1.0, "s", "closed form", standard_error=0.02).verdict is Verdict.PASS
+    assert within("mean", 1.03, 1.0, "s", "closed form").verdict is Verdict.FAIL
 
 
 def test_nothing_cannot_be_compared() -> None:
