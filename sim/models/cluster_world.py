@@ -111,6 +111,12 @@ class ClusterParameters(Part, frozen=True, kw_only=True):
             found.append("detection_s must ascend")
         if self.restart_at_s and self.restart_at_s <= self.kill_at_s:
             found.append("restart_at_s must come after kill_at_s")
+        led = -(-self.partitions // self.nodes)
+        over_s = self.kill_at_s + self.detection_s[1] + led * self.election_s + self.settle_s
+        if self.kill_at_s and self.horizon_s <= over_s:
+            found.append(f"horizon_s must be above {over_s:g}: until the death, its consequences and settle_s are over")
+        if self.horizon_s <= self.warm_up_s:
+            found.append("horizon_s must be above warm_up_s")
         if self.requests_per_s * self.horizon_s > MAX_REQUESTS:
             most = f"{self.requests_per_s * self.horizon_s:,.0f} requests; at most {MAX_REQUESTS:,} are simulated"
             found.append(f"{most}: shorten horizon_s, raise linger_s, or use fewer producers or partitions")

@@ -64,6 +64,8 @@ def test_a_clean_broker_passes_and_every_artefact_is_written(tmp_path: Path) -> 
     assert {"qos2: publish to ack", "tasks: deliver to settle", "qos0: publish to deliver"} <= names
     assert "qos0: publish to ack" not in names
     assert float(result.metrics["generator.ceiling_messages_per_s"]) > 0
+    null = [float(result.metrics[f"null broker, tasks: publish to ack, p{share}_us"]) for share in (50, 99)]
+    assert 0 < null[0] <= null[1], "a model of the broker takes these for what the client adds"
     assert result.machine is not None
     assert read_result(tmp_path / "result.json") == result
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "samples.parquet", "histograms.jsonl"}

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from assay.faults.failover import measure as measuring
+from assay.faults.failover import nats
 from assay.faults.failover.amqp import AmqpPublisher
 from assay.faults.failover.cli import result
 from assay.faults.failover.measure import FailoverError, Failovers, LeaderFault, measure
@@ -165,6 +166,22 @@ def test_the_nats_client_takes_its_own_answer_only() -> None:
         client = NatsClient(port)
         assert client.publish(10.0)
         assert not client.publish(10.0), "an error is no confirm"
+        client.close()
+
+
+def test_a_message_without_an_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats, "_MAX_BUFFER_BYTES", 1_000)
+
+    def play(connection: socket.socket) -> None:
+        connection.recv(1_000)
+        connection.sendall(b"MSG _INBOX.x 1 100000\r\n" + bytes(2_000))
+        while connection.recv(1_000):
+            pass
+
+    with serving(play) as port:
+        client = NatsClient(port)
+        with pytest.raises(ConnectionAbortedError):
+            client.publish(10.0)
         client.close()
 
 

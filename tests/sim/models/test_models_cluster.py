@@ -61,7 +61,7 @@ def test_a_mistake_in_the_cluster_is_refused(mistake: str) -> None:
 
 def test_nothing_acknowledged_is_more_than_what_was_appended_and_a_run_repeats_itself() -> None:
     def play(seed: int) -> ClusterWorld:
-        return cluster.simulate(base(horizon_s=2.5, restart_at_s=2.3), seed)
+        return cluster.simulate(base(horizon_s=3.2, restart_at_s=2.9), seed)
 
     first, again, other = play(1), play(1), play(2)
     assert [each.completed_s for each in first.requests] == pytest.approx(
@@ -101,6 +101,8 @@ def test_racks_far_apart_are_paid_for_where_followers_are_waited_for() -> None:
         ({"min_isr": 4, "nodes": 5}, "min_isr"),
         ({"horizon_s": 3000}, "at most 400,000"),
         ({"detection_s": [2, 1]}, "ascend"),
+        ({"horizon_s": 2.0}, "horizon_s must be above 3.01"),
+        ({"horizon_s": 0.2, "kill_at_s": 0}, "above warm_up_s"),
     ],
 )
 def test_contradictions_are_explained(changes: dict[str, Any], said: str) -> None:

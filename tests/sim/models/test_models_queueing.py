@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
+from simpy import Environment
 
 from assay.reference_broker.trace.results import Verdict
 from assay.sim.models import closed_forms
 from assay.sim.models.mistakes import MISTAKES, planted
-from assay.sim.models.model import Outcome, load_parameters
+from assay.sim.models.model import ModelError, Outcome, load_parameters
 from assay.sim.models.registry import find_model
-from assay.sim.models.stations import GroupCommit
+from assay.sim.models.stations import GroupCommit, run_until
 
 QUEUEING = ("mm1", "mmc", "mg1", "priority-lanes", "group-commit")
 FEW = 40_000
@@ -78,8 +79,6 @@ def test_the_chain_of_two_lanes_keeps_the_conservation_law_and_prefers_the_urgen
 
 def test_every_time_of_group_commit_is_that_of_a_plain_recursion() -> None:
     """Sample by sample: the sync that takes an item begins at the first end of a sync, or arrival, after it."""
-    from simpy import Environment
-
     env = Environment()
     ended: dict[int, float] = {}
     station: GroupCommit[int] = GroupCommit(env, lambda _: 2.0, lambda item: ended.setdefault(item, env.now), 10)
@@ -94,3 +93,19 @@ def test_every_time_of_group_commit_is_that_of_a_plain_recursion() -> None:
     env.run(until=30)
     assert list(ended.values()) == [2.0, 4.0, 4.0, 6.0, 11.0, 13.0, 15.0]
     assert (station.syncs, station.items, station.busy_s) == (6, 7, 12.0)
+
+
+def test_a_model_that_does_not_end_is_stopped() -> None:
+    env = Environment()
+    with pytest.raises(ModelError, match="standstill"):
+        run_until(env, env.event(), 100)
+
+    def for_ever():
+        while True:
+            yield env.timeout(1)
+
+    env.process(for_ever())
+    with pytest.raises(ModelError, match="within 100 events"):
+        run_until(env, env.event(), 100)
+    with pytest.raises(ModelError, match="more arrive"):
+        closed_forms.bounded_commit_mean_s(5_000, 0.002, 8)
