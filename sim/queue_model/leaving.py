@@ -60,7 +60,11 @@ class Leaving:
                 self._may_leave(sent)
 
     def _may_leave(self, sent: Sent) -> None:
-        if self._target is None or sent in self._lettered or sent.is_hole:
+        if self._target is None or sent.is_hole:
+            return
+        if (left := self._lettered.get(sent)) is not None:
+            # Unless its letter was seen, it may have stayed until now.
+            left.is_settled &= not left.letter.unsure
             return
         target = self._oracle.queues[self._target]
         letter = self._oracle.add(target, f">{sent.label}", None, sent.routing_key, _NEVER)

@@ -459,3 +459,17 @@ def test_what_an_abort_gives_up_is_written_with_the_next_turn() -> None:
     machine.init(name="s", then="turn")
     machine.end(again="", how="kill")
     machine.teardown()
+
+
+def test_what_may_have_left_and_did_not_may_leave_later_and_be_on_its_way_at_a_kill() -> None:
+    """The model took it for arrived, if it had left at all, from the first rest on."""
+    machine = QueueMachine()
+    setup = Setup(ordered=False, max_retries=0, max_depth=2, overflow="drop_oldest", to_letters=True)
+    machine.open(setup=msgspec.structs.replace(setup, segment_bytes=100_000), seed=0)
+    several = {"any_group": False, "member": 0, "picks": [0], "ranges": False, "wait_s": None, "within": None}
+    machine.settle_several(**several, verb=Verb.ACK, then="rest")
+    machine.publish_some(count=2, dress="", key=None, then="")
+    machine.turn(sync="all")
+    machine.end(again="", how="kill")
+    machine.settle_several(**several, verb=Verb.ACK, then="rest")
+    machine.teardown()
