@@ -20,8 +20,8 @@ _CUT_BYTES = 65_535
 @mutant("engine-large-payload-cut", "what is read back from the log is cut behind 65 535 bytes")
 def large_payload_cut(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def load(self: QueuePartition, offset: int) -> tuple[int, StoredMessage] | None:
-            found: tuple[int, StoredMessage] | None = original(self, offset)
+        def load(self: QueuePartition, offset: int, end: int | None = None) -> tuple[int, StoredMessage] | None:
+            found: tuple[int, StoredMessage] | None = original(self, offset, end)
             if found is not None and len(found[1].message.payload) > _CUT_BYTES:
                 found[1].message.payload = found[1].message.payload[:_CUT_BYTES]
             return found

@@ -117,7 +117,10 @@ class MqttBroker(Broker):
         super().__init__(config, engine, rng, tracer)
         self.sessions: dict[str, Session] = {}
         self.topics = QueueTopics(engine)
-        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages, config.mqtt.max_retained_bytes)
+        limits = config.mqtt
+        self.retained: RetainedStore = RetainedStore(
+            limits.max_retained_messages, limits.max_retained_bytes, lambda: self.now
+        )
         self.review = AccessReview(self)
         self.journal: SessionJournal | None = None
         """Writes down what must survive a restart; None = nothing does."""
@@ -528,7 +531,7 @@ class MqttBroker(Broker):
                 self._refuse_without_room(message)
         if message.retain:
             self.work += len(message.topic) >> 5
-            if not self.retained.store(message, self.now):
+            if not self.retained.store(message):
                 raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         if asked is None and message.user_properties and self.engine.captures is not None:
             asked = read_options(message.user_properties)

@@ -75,10 +75,12 @@ class _Level:
 class RetainedStore:
     """A tree of topic levels; matching a filter visits only the branches that can match."""
 
-    def __init__(self, max_messages: int, max_bytes: int = 1 << 62) -> None:
+    def __init__(self, max_messages: int, max_bytes: int = 1 << 62, clock: Callable[[], float] = float) -> None:
+        """``clock`` tells what has expired when it is replaced; by default nothing has."""
         self._root = _Level("", 0)
         self.newest = 0
         """The last number that a level or message got."""
+        self._clock = clock
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._count = 0
@@ -90,7 +92,7 @@ class RetainedStore:
     def __len__(self) -> int:
         return self._count
 
-    def store(self, message: Message, now: float = 0.0) -> bool:
+    def store(self, message: Message) -> bool:
         """Keep a message, replacing the topic's last; an empty payload removes it. False: the store is full.
 
         In the place of one that had expired it is new: who subscribed before has it as it comes.
@@ -109,9 +111,9 @@ class RetainedStore:
             known += 1
         size = message.memory_bytes or memory_bytes(message)
         if known == len(names) and (last := level.message) is not None:
-            if 0 < last.expires_at <= now:
+            if 0 < last.expires_at <= self._clock():
                 self._remove(message.topic)
-                return self.store(message, now)
+                return self.store(message)
             size -= last.memory_bytes or memory_bytes(last)
             if self.held_bytes + (size if size > 0 else 0) > self._max_bytes:
                 return False
