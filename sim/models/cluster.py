@@ -42,6 +42,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     to_s: float
     latencies_s: Floats
     due_s: Floats
+    deliveries_s: Floats
+    """From due to a consumer, of those that were delivered; none without consumer groups."""
+    delivered_due_s: Floats
     unanswered: int
     messages_per_s: float
     """Acknowledged, of those that were due in it."""
@@ -56,12 +59,15 @@ def phase(world: ClusterWorld, name: str, from_s: float, to_s: float) -> Phase:
     """The requests due between two times."""
     chosen: list[Request] = [each for each in world.requests if from_s <= each.due_s < to_s]
     answered = [each for each in chosen if not math.isnan(each.completed_s)]
+    delivered = [each for each in chosen if not math.isnan(each.delivered_s)]
     return Phase(
         name=name,
         from_s=from_s,
         to_s=to_s,
         latencies_s=np.array([each.completed_s - each.due_s for each in answered]),
         due_s=np.array([each.due_s for each in answered]),
+        deliveries_s=np.array([each.delivered_s - each.due_s for each in delivered]),
+        delivered_due_s=np.array([each.due_s for each in delivered]),
         unanswered=len(chosen) - len(answered),
         messages_per_s=sum(each.count for each in answered) / (to_s - from_s) if to_s > from_s else 0.0,
     )
@@ -230,6 +236,8 @@ def run(parameters: ClusterParameters, seed: int, progress: Progress) -> Outcome
             f"{each.name}.messages_per_s": round(each.messages_per_s),
             f"{each.name}.unanswered": each.unanswered,
         }
+        if len(each.deliveries_s):
+            metrics[f"{each.name}.deliver_p99_ms"] = round(float(np.quantile(each.deliveries_s, 0.99)) * 1e3, 2)
     metrics |= {f"utilisation.{name}": round(share, 3) for name, share in world.utilisations().items()}
     metrics |= {
         "lost_messages": world.lost,
@@ -250,11 +258,15 @@ def run(parameters: ClusterParameters, seed: int, progress: Progress) -> Outcome
         samples=[
             Latencies(
                 workload=f"cluster {each.name}",
-                operation=LatencyOperation.PUBLISH_TO_ACK,
-                intended_s=each.due_s,
-                completed_s=each.due_s + each.latencies_s,
+                operation=operation,
+                intended_s=due_s,
+                completed_s=due_s + spent_s,
             )
             for each in found
+            for operation, due_s, spent_s in (
+                (LatencyOperation.PUBLISH_TO_ACK, each.due_s, each.latencies_s),
+                (LatencyOperation.PUBLISH_TO_DELIVER, each.delivered_due_s, each.deliveries_s),
+            )
         ],
         series=series,
         bands=bands,

@@ -74,7 +74,7 @@ def percentiles(part: Latencies) -> Percentiles:
     latency_us = (part.completed_s - part.intended_s) * 1e6
     p50, p90, p99, p999 = np.percentile(latency_us, [50, 90, 99, 99.9], method="inverted_cdf")
     return Percentiles(
-        name=f"{part.workload} {part.phase}",
+        name=f"{part.workload}: {part.operation.replace('_', ' ')}",
         count=len(latency_us),
         p50_us=round(float(p50), 1),
         p90_us=round(float(p90), 1),
@@ -87,7 +87,7 @@ def percentiles(part: Latencies) -> Percentiles:
 def _curve(part: Latencies) -> Series:
     values = np.percentile((part.completed_s - part.intended_s) * 1e3, _CURVE)
     return Series(
-        name=f"{part.workload} {part.phase}",
+        name=part.workload,
         unit="ms",
         x_s=[float(x) for x in _CURVE],
         y=[float(y) for y in values],

@@ -80,12 +80,12 @@ drawn("cluster")
 
 # %% [markdown]
 # The rows of `samples.parquet` are those of load runs, so whatever reads one reads the other: here the share of
-# requests that took longer than 10 ms, by phase.
+# requests that took longer than 10 ms, until confirmed and until delivered, by phase.
 
 # %%
 samples = pq.read_table(folder / "cluster" / cluster.artefacts["samples"]).to_pandas()
 slow = (samples["completed_ns"] - samples["intended_ns"]) > 10_000_000
-slow.groupby(samples["workload"]).mean().rename("share above 10 ms").to_frame()
+slow.groupby([samples["workload"], samples["operation"]]).mean().rename("share above 10 ms").to_frame()
 
 # %% [markdown]
 # ## What each policy of acknowledgement costs and loses

@@ -46,6 +46,10 @@ def test_the_question_of_three_nodes_is_answered_and_every_check_holds() -> None
     assert float(outcome.metrics["healthy.p99_ms"]) < float(outcome.metrics["after.p99_ms"])
     assert float(outcome.metrics["outage.p99_ms"]) > 500, "clients wait for detection and election"
     assert outcome.metrics["healthy.messages_per_s"] == pytest.approx(300_000, rel=0.03)
+    # A consumer gets what is committed, soon after the producer is told.
+    assert float(outcome.metrics["healthy.deliver_p99_ms"]) == pytest.approx(
+        float(outcome.metrics["healthy.p99_ms"]), abs=1.0
+    )
     # What a stronger policy costs, and what a weaker one loses.
     p99_ms = [float(outcome.metrics[f"{acks}.p99_ms"]) for acks in (Acks.NONE, Acks.LEADER, Acks.ALL)]
     assert p99_ms == sorted(p99_ms)
@@ -142,6 +146,8 @@ def test_unanswered_requests_are_the_worst() -> None:
         to_s=1,
         latencies_s=np.full(98, 0.001),
         due_s=np.zeros(98),
+        deliveries_s=np.zeros(0),
+        delivered_due_s=np.zeros(0),
         unanswered=2,
         messages_per_s=98.0,
     )
