@@ -6,6 +6,7 @@ A count that is a little wrong harms nobody for a day, and then refuses clients,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.routing import SubscriptionTree
@@ -45,6 +46,18 @@ def _of_session(session: Session) -> Iterator[Count]:
     held = {id(each): each.size for each in session.in_flight.values()}
     yield f"{name}: in_flight_bytes", session.in_flight_bytes, sum(held.values())
     yield f"{name}: queued_bytes", session.queued_bytes, sum(memory_bytes(each.message) for each in session.queued)
+    due: list[float | None] = [None, None]
+    if session.connection is None:
+        will, lost_at = session.will, session.disconnected_at
+        due[0] = None if session.expiry_s == inf else lost_at + session.expiry_s
+        due[1] = lost_at + will.delay_s if will is not None and will.delay_s < session.expiry_s else None
+    timers = [session.expiry_timer, session.will_timer]
+    kept = [None if timer is None or timer.callback is None else timer.deadline for timer in timers]
+    yield f"{name}: when its end and its will are due", kept, due
+    if session.connection is not None and session.queued and len(session.in_flight) < session.window:
+        size = memory_bytes(session.queued[0].message)
+        waits = bool(session.in_flight) and session.in_flight_bytes + size > session.max_in_flight_bytes
+        yield f"{name}: messages that wait for nothing", 0, int(not waits)
 
 
 def _of_all(broker: MqttBroker) -> Iterator[Count]:
