@@ -6,9 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +17,7 @@ from transcripts.world import Client, World
 from assay.conformance.wire import Pingreq
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.mqtt.connections import connection as connection_module
+from tests.small_sizes import small_sizes
 
 _A_TEST = 4
 """Lives."""
@@ -96,23 +94,10 @@ def test_everybody_is_served_however_short_turns_are() -> None:
             assert not client.is_open or life.world.lines[-1] == f"{client.name} < PINGRESP"
 
 
-def _sizes(*reasons: str) -> Iterator[str]:
-    """Constants of which ``mutation/equivalents.toml`` says that they change nothing."""
-    equivalents = tomllib.loads((Path(__file__).parents[2] / "mutation" / "equivalents.toml").read_text())
-    for entry in equivalents["size"]:
-        if entry["reason"].startswith(reasons):
-            yield from (name.replace("/", ".").replace(".py::", ".") for name in entry["constants"])
-
-
 def test_what_is_remembered_or_read_at_once_changes_nothing_but_speed() -> None:
     """Each cache has room for one thing, and files are read record by record: the lives are the same, but for how many
     bytes the figures of caches take."""
-    names = [name for name in _sizes("how much is") if "storage_tools" not in name]
-    assert len(names) > 30
-    with ExitStack() as stack:
-        for name in names:
-            # Windows of acknowledgements hold whole ones.
-            stack.enter_context(mock.patch(f"assay.{name}", 4 if "WINDOW" in name else 1))
+    with small_sizes():
         for number in range(1, golden.LIVES, 16):
             _go_the_same(number, Life(number), "/bytes/sent'")
 

@@ -12,6 +12,7 @@ from assay.sim.queue_model.life import QUEUE, QueueLife, Setup
 from assay.sim.queue_model.machine import run
 from assay.sim.queue_model.producing import Producer
 from assay.sim.queue_model.resetting import reset
+from tests.small_sizes import small_sizes
 
 EXAMPLES = int(os.environ.get("ASSAY_QUEUE_EXAMPLES", "200"))
 ORACLE_LINES = 400
@@ -28,6 +29,11 @@ def test_the_oracle_is_small_and_knows_nothing_of_the_engine() -> None:
 
 def test_the_engine_does_what_the_oracle_allows() -> None:
     run(EXAMPLES, seed=5)
+
+
+def test_what_is_remembered_or_read_at_once_changes_nothing_but_speed() -> None:
+    with small_sizes():
+        run(EXAMPLES // 4, seed=6)
 
 
 def test_messages_that_fired_twice_are_not_told_apart_before_they_are_seen() -> None:
