@@ -290,7 +290,7 @@ def answer(world: ClusterWorld, found: list[Phase]) -> str:
 
 
 def _series(world: ClusterWorld, name: str, unit: str, values: list[float], group: str) -> Series:
-    every = max(1, len(values) // 500)
+    every = max(1, len(values) // 200)
     return Series(name=name, unit=unit, x_s=world.times_s[::every], y=list(values[::every]), group=group)
 
 

@@ -19,7 +19,7 @@ from assay.reference_broker.trace.results import Machine, Percentiles, RunKind, 
 from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.sim.models.model import Latencies, Model, ModelError, Outcome, P, Part, Progress
 
-MAX_ROWS: Final = 20_000
+MAX_ROWS: Final = 10_000
 """Of ``samples.parquet``: of more, evenly spaced ones are kept, which leaves percentiles as they are."""
 SAMPLES_FILE: Final = "samples.parquet"
 PLOT_FILE: Final = "plot.html"

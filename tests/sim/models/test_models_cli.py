@@ -30,7 +30,7 @@ def test_a_run_leaves_a_result_samples_of_the_trace_schema_and_a_plot(tmp_path: 
     assert "fsync" in str(result.metrics["source.sync_s"])
     rows = pq.read_table(folder / result.artefacts["samples"])
     assert tuple(rows.schema.names) == LatencySample.__struct_fields__
-    assert rows.num_rows > 10_000, "of 38 000, evenly spaced"
+    assert rows.num_rows > 5_000, "of 38 000, evenly spaced"
     latencies_us = (rows["completed_ns"].to_numpy() - rows["intended_ns"].to_numpy()) / 1_000
     assert latencies_us.min() >= 2_000 - 0.002
     assert "plotly.min.js" in (folder / "plot.html").read_text(encoding="utf-8")
