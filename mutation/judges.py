@@ -42,6 +42,7 @@ _COMMAND = ("-m", "assay.cli")
 _CASES = ("-m", "mutation.black_box", "cases")
 _SUITES = ("mqtt311", "mqtt5", "queue")
 _LIVES = 100
+_QUEUE_LIVES = 60
 _PACKAGES = ("assay.reference_broker", "assay.conformance", "assay.faults", "assay.sim")
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
@@ -296,4 +297,5 @@ def all_judges() -> list[Judge]:
         Commands("simulation", *(f"{run} sim run {name} --seed 1" for name in _SCENARIOS)),
         Suites("conformance"),
         Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
+        Commands("explore queues", f"-m mutation.black_box queues {_QUEUE_LIVES} 1", black_box=True),
     ]

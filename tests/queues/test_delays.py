@@ -260,6 +260,18 @@ def test_a_full_queue_gets_them_later(bench_with: BenchWith) -> None:
     assert pending(bench) == 0
 
 
+def test_a_delayed_message_that_can_never_fit_is_refused(bench_with: BenchWith) -> None:
+    """It was tried for ever, and what was due behind it did not come: lives of queues found it."""
+    bench = bench_with(MemoryDisk(), max_bytes=600)
+    consumer = bench.consumer()
+    with pytest.raises(QueueError) as refused:
+        delayed(bench, "." * 700, "1s")
+    assert refused.value.code is QueueErrorCode.FULL
+    assert delayed(bench, "fits", "1s").calls == []
+    bench.advance(5)
+    assert consumer.values == ["fits"]
+
+
 @pytest.mark.parametrize("overflow", ["drop_oldest", "dead_letter_oldest"])
 @pytest.mark.parametrize("limit", [{"max_depth": 6}, {"max_bytes": 600}], ids=["depth", "bytes"])
 @pytest.mark.parametrize("has_group", [False, True], ids=["loose", "group"])

@@ -203,6 +203,42 @@ def test_transactions_in_one_partition_hold_each_other_back_in_order(either: Que
     assert consumer.values == ["b"]
 
 
+def test_a_committed_message_that_will_expire_outlives_a_restart(bench_with: Callable[..., QueueBench]) -> None:
+    """Read back it had expired at once: it was lost, and the depth went below zero. Lives of queues found it."""
+    bench = bench_with(MemoryDisk())
+    actor = Actor(bench)
+    bench.consumer("first").leave()
+    transaction = actor.begin()
+    actor.publish("kept", transaction, expires_at=bench.now + 1_000)
+    bench.turn()
+    actor.commit(transaction)
+    bench.turn()
+    bench.restart()
+    bench.turn()
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == ["kept"]
+    assert bench.engine.stats("q").depth == 1
+    bench.advance(2_000)
+    consumer.leave()
+    bench.turn()
+    assert bench.engine.stats("q").depth == 0
+
+
+def test_a_dead_letter_of_an_aborted_acknowledgement_tells_its_consumer(bench_with: Callable[..., QueueBench]) -> None:
+    """Whoever acknowledged in a transaction was forgotten as the last consumer: lives of queues found it."""
+    bench = bench_with(MemoryDisk(), retry={"max_retries": 0})
+    consumer, letters = bench.consumer(), bench.consumer(queue="$dlq/q")
+    actor = Actor(bench)
+    bench.publish("in")
+    bench.turn()
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    actor.abort(transaction)
+    bench.turn()
+    assert [letter.message.user_property("_dlq_consumer") for letter in letters.got] == ["c"]
+
+
 def test_an_acknowledgement_in_a_transaction_counts_when_that_is_committed(either: QueueBench) -> None:
     consumer = either.consumer()
     actor = Actor(either)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from assay.conformance.explore.queues import life as plan
 from assay.conformance.targets import CapabilityValue
 
@@ -45,6 +47,8 @@ class _Bent:
 class _Draw:
     def __init__(self, chance: Random, can: Mapping[str, CapabilityValue]) -> None:
         self._chance, self.bent = chance, _Bent(chance, can)
+        self._joined: dict[int, None] = {}
+        """Consumers that are there: most of what is asked of others does nothing."""
 
     def pick(self, items: Sequence[_T]) -> _T:
         return self._chance.choice(items)
@@ -108,11 +112,24 @@ class _Draw:
             transaction=bent.transactions and pick((True, True, False)),
         )
 
+    def who(self) -> int:
+        """A consumer, mostly one that is there."""
+        return self.pick((*self._joined, *self._joined, *self._joined, 0, 1, 2))
+
+    def join(self, consumer: int) -> plan.Join:
+        self._joined[consumer] = None
+        return plan.Join(consumer=consumer)
+
+    def leave(self) -> plan.Leave:
+        consumer = self.who()
+        self._joined.pop(consumer, None)
+        return plan.Leave(consumer=consumer, how=self.pick(tuple(plan.Leaving)))
+
     def settle(self) -> plan.Settle:
         pick, bent = self.pick, self.bent
         verb = pick(bent.verbs)
         return plan.Settle(
-            consumer=pick((0, 0, 1, 2, 3)),
+            consumer=self.who(),
             verb=verb,
             which=pick(((0,), (0,), (0, 1), (0, 1, 2), (1,), (2, 0), (0, 2, 3), (99,), (0, 99), tuple(range(8)))),
             form=pick(tuple(plan.Form)),
@@ -132,9 +149,9 @@ class _Draw:
             case "s":
                 return self.settle()
             case "j":
-                return plan.Join(consumer=pick((0, 0, 1, 2, 3)))
+                return self.join(pick((0, 0, 1, 2, 3)))
             case "l":
-                return plan.Leave(consumer=pick((0, 0, 1, 2, 3)), how=pick(tuple(plan.Leaving)))
+                return self.leave()
             case "w":
                 return plan.Withhold(consumer=pick((0, 1, 2)), on=pick((True, False)))
             case "x":
@@ -155,6 +172,18 @@ class _Draw:
             return plan.Begin(producer=pick((0, 1)), timeout_s=pick((900, 900, 50)))
         return plan.End(producer=pick((0, 1)), commit=pick((True, True, False)))
 
+    def whole_transaction(self) -> Iterator[plan.Step]:
+        """Messages and acknowledgements, and an end of both."""
+        pick = self.pick
+        producer = pick((0, 1))
+        yield plan.Begin(producer=producer)
+        for _ in range(pick((1, 1, 2))):
+            yield msgspec.structs.replace(self.settle(), verb="ack", delay_s=0, producer=producer)
+            if pick((True, False)):
+                yield msgspec.structs.replace(self.publish(), client=producer, transaction=True, delay_s=0)
+        if pick((True, True, False)):
+            yield plan.End(producer=producer, commit=pick((True, False)))
+
     def amid(self) -> plan.Publish | plan.Settle | plan.End | plan.Cancel | None:
         pick = self.pick
         kind = pick("----psec")
@@ -168,12 +197,14 @@ class _Draw:
 
     def part(self, least: int, most: int) -> Iterator[plan.Step]:
         for _ in range(self._chance.randint(least, most)):
+            if self.bent.transactions and self.pick((True, False, False, False, False, False)):
+                yield from self.whole_transaction()
             yield self.step()
 
     def steps(self) -> Iterator[plan.Step]:
         pick = self.pick
         if pick((True, True, False)):
-            yield plan.Join(consumer=0)
+            yield self.join(0)
         if self.bent.transactions:
             yield plan.Begin(producer=0)
         for _ in range(self._chance.randint(2, 6)):
@@ -181,8 +212,9 @@ class _Draw:
         yield from self.part(4, 14)
         for _ in range(self.bent.restarts):
             yield plan.Restart(amid=self.amid())
-            if pick((True, False)):
-                yield plan.Join(consumer=pick((0, 0, 1, 2)))
+            self._joined = {}
+            if pick((True, True, False)):
+                yield self.join(pick((0, 0, 1, 2)))
             if self.bent.transactions and pick((True, False)):
                 yield plan.Begin(producer=0)
             yield from self.part(2, 8)

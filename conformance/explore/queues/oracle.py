@@ -110,6 +110,8 @@ class Oracle(Books):
     def _could_make_room(self, queue: Queue, message: Message, size: int) -> bool:
         """By dropping what nobody was given; ``size``: of all, with this one, at most."""
         dropped = self._droppable(queue, message, certain=True) if queue.plan.overflow != "reject" else []
+        if self.restarts and queue.plan.overflow == "dead_letter_oldest":
+            return False  # what was on its way to the dead letters may be there again, and count
         freed = sum(each.size[0] for each in dropped)
         return bool(dropped) and (not queue.plan.max_bytes or size - freed <= queue.plan.max_bytes)
 
@@ -129,9 +131,13 @@ class Oracle(Books):
                 continue
             new = [spot.kind is Kind.READY and not spot.deliveries for copy in copies for spot in copy.spots]
             is_live = message.is_shown and message.by <= self.now < message.expires_at
+            is_live = is_live and not any(self._may_be_sent(copy) for copy in copies)
             if (is_live or not certain) and (not new or (all(new) if certain else any(new))):
                 found.append(message)
         return found
+
+    def _may_be_sent(self, copy: Copy) -> bool:
+        return any(self.may_flow(copy, spot, copy.group.members.values()) for spot in copy.spots)
 
     def _drop_oldest(self, queue: Queue, newest: Message | None) -> None:
         """Something made room."""
@@ -140,9 +146,15 @@ class Oracle(Books):
         perhaps = self._droppable(queue, newest, certain=False)
         held = self.held(queue)
         is_known = held[0][0] == held[1][0] == queue.plan.max_depth + 1 and not queue.plan.max_bytes
+        is_known = is_known and len(queue.groups) < 2  # each has an oldest of its own
         if is_known and newest is not None and perhaps and perhaps == self._droppable(queue, newest, certain=True):
-            self.end(perhaps[0], "was given up for a newer one", "Q-LIMIT-04", "Q-LIMIT-16")
-            perhaps[0].left_by_limit = True
+            oldest = perhaps[0]
+            oldest.left_by_limit = oldest.unneeded = True
+            for group in queue.groups.values():
+                group.copies[oldest].clauses = ("Q-LIMIT-04", "Q-LIMIT-16")
+                self._become(group.copies[oldest], {GONE})
+            if not queue.groups:
+                self.end(oldest, "was given up for a newer one", "Q-LIMIT-04", "Q-LIMIT-16")
             return
         for message in perhaps:
             message.unneeded = True
@@ -256,8 +268,8 @@ class Oracle(Books):
         judge_content(message, packet, told, where, (self.now if copy.in_time_at < 0 else copy.in_time_at, self.now))
         judge_order(self, copy, member, count, where)
         self._seen(message, copy, place)
-        timeout = queue.timeout_s()
-        flight = Spot(Kind.FLIGHT, count, self.now + timeout[0] - SLACK_S, self.now + timeout[1] + SLACK_S, member)
+        timeout, sent = queue.timeout_s(), self.now if copy.in_time_at < 0 else copy.in_time_at
+        flight = Spot(Kind.FLIGHT, count, sent + timeout[0] - SLACK_S, self.now + timeout[1] + SLACK_S, member)
         copy.overtaken, copy.last_holder = None, member.client_id
         copy.in_time_at = -NEVER
         self._become(copy, {flight})
@@ -269,7 +281,7 @@ class Oracle(Books):
             of = told.get("_dlq_group", "")
             known = [m for m in known if m.source is None or not of or of in (m.source.group.name, m.source.group.told)]
             if told.get("_dlq_reason") in BY_ITSELF:
-                known = [m for m in known if m.source is None and m.place == place]
+                known = [m for m in known if m.source is None]
                 known = known or self._left_by_itself(queue, queue.source, number)
         known.sort(key=lambda each: (each.place is None, bool(each.ended)))
         other = queue.places.get(place)
@@ -290,7 +302,10 @@ class Oracle(Books):
             is_dropped = message.unneeded or message.left_by_limit
             if expired or (plan.overflow == "dead_letter_oldest" and is_dropped):
                 message.left = True
-                found.append(self._letter(letters, message, None))
+                letter = self._letter(letters, message, None)
+                for group in letters.groups.values():  # some may have been given it, and have gone before they read it
+                    group.copies[letter].spots = frozenset(Spot(Kind.READY, count) for count in range(3))
+                found.append(letter)
         return found
 
     def _judge_state(self, copy: Copy, where: str) -> None:
@@ -348,7 +363,7 @@ class Oracle(Books):
                 outcomes |= self._outcomes(copy, spot, verb, delay_s, into)
             certain = pending == copy.spots
             asked.append((copy, pending, frozenset(outcomes) - copy.spots, certain))
-            copy.reason = reason if verb == "reject" and certain else ""
+            copy.reason = ""
             if outcomes:
                 self._become(copy, copy.spots | outcomes)
         where = f"{member.name}: ${verb} of {[copy.message.number for copy in copies]}"
@@ -359,6 +374,7 @@ class Oracle(Books):
             listed = set(told)
             for copy, pending, outcomes, certain in asked:
                 named = _message_id(copy) in listed
+                copy.reason = reason if accepted and verb == "reject" else ""
                 if accepted and not pending:
                     clauses = ("Q-SETTLE-07",) if verb == "extend" else ("Q-LIFE-05", "Q-LIFE-06", "Q-LIFE-07")
                     raise violation(
@@ -438,6 +454,8 @@ class Oracle(Books):
                 return
             if not accepted and was is Fate.OPEN and not may_be_over and not transaction.is_old:
                 raise violation(QueueRule.TRANSACTION, f"{text} is refused")
+            if not accepted and was is Fate.EITHER and transaction.is_old:
+                return  # nor how it ended
             if not accepted:
                 wanted = Fate.ABORTED if commit else Fate.COMMITTED if was is Fate.EITHER else Fate.ABORTED
             if transaction.fate is not Fate.EITHER:
@@ -624,8 +642,7 @@ class Oracle(Books):
                 if message.left_by_limit and queue.plan.overflow == "dead_letter_oldest":
                     message.ended, message.unneeded = (), True  # it leaves once it is a dead letter, perhaps not yet
                     for group in queue.groups.values():
-                        copy = group.copies[message]
-                        self._become(copy, copy.spots | {GONE})
+                        self._become(group.copies[message], {*group.copies[message].spots, Spot(Kind.READY), GONE})
             for group in queue.groups.values():
                 for copy in group.copies.values():
                     if copy.is_open and not copy.message.ended:
@@ -633,6 +650,7 @@ class Oracle(Books):
                         self._become(copy, self._after_death(copy))
                     if copy.may(Kind.DEAD) and not copy.is_safe and queue.letters is not None:
                         # It may have been killed between a dead letter and the end of its message.
+                        copy.may_be_back = True
                         self._letter(queue.letters, copy.message, copy)
                 for member in group.members.values():
                     member.left = self.round
@@ -675,8 +693,10 @@ class Oracle(Books):
     def rest(self) -> None:
         """Everything was taken, and time has passed: what found no room has found it."""
         for queue in self.queues:
-            for message in queue.messages if queue.groups else ():
-                if message.by == NEVER and self.now >= message.at + 2 * SLACK_S and not self._never_fits(message):
+            # One that can never fit may be in the way of others.
+            is_free = not any(self._never_fits(message) and not message.ended for message in queue.messages)
+            for message in queue.messages if queue.groups and is_free else ():
+                if message.by == NEVER and self.now >= message.at + 2 * SLACK_S:
                     message.by, message.since = self.now, min(message.since, float(self.serial))
                     for group in queue.groups.values():
                         copy = group.copies[message]
@@ -693,12 +713,16 @@ class Oracle(Books):
                 text = f"a transaction settled {[copy.message.number for copy in settled]}"
                 raise violation(QueueRule.HALF, f"{text}, and {[m.number for m in absent]} do not show", "Q-TXN-09")
 
+    def missing_letter(self) -> ViolationError | None:
+        """Of a message that expired before some group had settled it, where such become dead letters."""
         for queue in self.queues:
+            # A restart may come between the letter and the end of its message, which then expires once more.
             demands = queue.plan.to_letters and queue.plan.dead_letters and not self.restarts
             for message in queue.messages if demands else ():
-                if message.expired_unsettled and not message.left:
+                if message.expired_unsettled and not message.left and not message.ended:
                     text = f"{queue.name}: message {message.number} has expired, and is no dead letter"
-                    raise violation(QueueRule.LETTER_LOST, text, "Q-LIMIT-11")
+                    return violation(QueueRule.LETTER_LOST, text, "Q-LIMIT-11", waited=True)
+        return None
 
     def _would_show(self, message: Message) -> bool:
         groups = [group for group in message.queue.groups.values() if message in group.copies and group.members]

@@ -41,6 +41,8 @@ from assay.conformance.wire import (
 
 _SOON_S = 0.25
 """What an eager broker sends is waited for so long, so that a life meets it; that it does not come says nothing."""
+_TRANSACTION_BYTES = 200
+"""What the properties take at most that put a message into a transaction."""
 _GIVES_UP = 4
 """A broker that was not eager so often is not waited for any more."""
 _LONG_S = 300_000
@@ -174,6 +176,8 @@ class QueuePlayer(QueueClients):
             self._advance(_LONG_S)
             self._drain()
         self.barrier(*self.clients.values())
+        self.await_(lambda: oracle.missing_letter() is None, lambda: oracle.missing_letter() or _gone_meanwhile())
+        self._drain()
         oracle.finish()
         for queue in oracle.queues:
             self._look(queue)
@@ -273,7 +277,7 @@ class QueuePlayer(QueueClients):
         message.expiry_s = min([each for each in (expiry_s, 0 if step.delay_s else step.ttl_s) if each], default=0)
         few = len(message.payload) + sum(len(n.encode()) + len(v.encode()) for n, v in own)
         many = len(message.payload) + sum(len(n.encode()) + len(v.encode()) + 8 for n, v in named)
-        message.size = few, many + 8
+        message.size = few, many + (_TRANSACTION_BYTES if step.transaction else 8)
         fields: dict[str, Any] = {}
         if step.rich:
             fields = {
@@ -504,7 +508,8 @@ class QueuePlayer(QueueClients):
         if answer is None:
             answered(None, ())
             return
-        gone = [value for name, value in answer.properties.user_property if name == "not-pending"]
+        told_gone = [value for name, value in answer.properties.user_property if name == "not-pending"]
+        gone = [place for value in told_gone for place in _places(value)]
         answered(answer.reason_code < _FIRST_FAILURE_CODE, gone)
 
     def _group_id(self, group: Group) -> str:
@@ -710,10 +715,23 @@ class QueuePlayer(QueueClients):
 _RICH_FIELDS = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
 
 
+def _gone_meanwhile() -> ViolationError:
+    return violation(QueueRule.LETTER_LOST, "a dead letter came late", waited=True)
+
+
 def _message_id(queue: Queue, copy: Copy) -> str:
     place = copy.message.place
     assert place is not None
     return f"{queue.name}:{place[0]}:{place[1]}"
+
+
+def _places(text: str) -> list[str]:
+    """The message ids of ``queue:partition:1,3-5``."""
+    head, _, offsets = text.rpartition(":")
+    ends = [part.partition("-") for part in offsets.split(",")]
+    if not all(first.isdecimal() and (not dash or last.isdecimal()) for first, dash, last in ends):
+        return [text]
+    return [f"{head}:{at}" for first, dash, last in ends for at in range(int(first), int(last if dash else first) + 1)]
 
 
 def _ranges(offsets: Iterable[int]) -> str:

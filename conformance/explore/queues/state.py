@@ -18,6 +18,7 @@ SLACK_S = 5.0
 _DEFAULT_BACKOFF_S = 5.0
 _LETTERS_TIMEOUT_S = 30.0
 _MAX_LETTER_WAIT_S = 300.0
+_LATE_TIMES = 4
 
 
 class Kind(Enum):
@@ -165,6 +166,8 @@ class Copy:
         """Client id of its last consumer, and why that rejected it."""
         self.is_safe = False
         """That it became a dead letter was confirmed."""
+        self.may_be_back = False
+        """It became one, and a death of the broker may have made it one once more."""
         self.in_time_at = -NEVER
         """It may have been sent at this time, before the clock was moved."""
 
@@ -187,7 +190,8 @@ class Copy:
     @property
     def may_be_leaving(self) -> bool:
         """It has failed for good, and may not be a dead letter yet."""
-        return self.may(Kind.DEAD) and not self.is_safe and (self.letter is None or self.letter.place is None)
+        is_seen = self.letter is not None and self.letter.place is not None and not self.may_be_back
+        return self.may(Kind.DEAD) and not self.is_safe and not is_seen
 
     @property
     def is_retry(self) -> bool:
@@ -280,4 +284,5 @@ class Queue:
         if self.is_letters:
             return 0.0, max(_MAX_LETTER_WAIT_S, first * 4)
         most = first * 4 if self.plan.backoff_s else _MAX_LETTER_WAIT_S
-        return min(first, most), min(first * 2 ** (failures - 1), most)
+        # No requirement says how soon a retry begins whose wait is over.
+        return min(first, most), _LATE_TIMES * min(first * 2 ** (failures - 1), most)

@@ -275,10 +275,11 @@ class ConsumerGroup(GroupState):
         return self._max_pending - self.unsettled
 
     def release(self, entry: PendingEntry) -> None:
-        """Its consumer does not hold it any more."""
+        """Its consumer does not hold it any more, and was the last one."""
         consumer = entry.consumer
         if consumer is not None:
             entry.consumer = None
+            entry.last_consumer = consumer.consumer_id
             self.let_go(consumer, entry.place)
 
     def let_go(self, consumer: Consumer, place: GroupPartition) -> None:
@@ -354,8 +355,6 @@ class ConsumerGroup(GroupState):
 
     def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
         """A delivery failed: wait for the next, or dead-letter when it was the last."""
-        if entry.consumer is not None:
-            entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         reason = exhausted_reason(self.config.retry, entry.delivery_count, now - entry.enqueued_at)
         if reason is not None and not self.keeps_exhausted:
@@ -372,8 +371,6 @@ class ConsumerGroup(GroupState):
 
         Over a restart before that, the first delivery counts after all.
         """
-        assert entry.consumer is not None
-        entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         entry.released = True
         entry.deadline = now
@@ -400,8 +397,6 @@ class ConsumerGroup(GroupState):
 
     def dead_letter(self, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None) -> None:
         """Give the message to the dead-letter queue; it stays pending until that has it."""
-        if entry.consumer is not None:
-            entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         entry.state = EntryState.DEAD_LETTERING
         self.owner.dead_letter(self, entry, reason, now, on_done)

@@ -227,7 +227,8 @@ class QueuePartition(SyncPoint):
         if message.lane != NORMAL:
             self.open_lanes().add(offset, message.lane)
         if message.message.expires_at:
-            self.open_expiry().add(offset, message.expires_at)
+            # Read back, what was published in a transaction has its time below zero.
+            self.open_expiry().add(offset, abs(message.expires_at))
 
     def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
         """At opening: every readable message, oldest first. Raises :class:`LogError`."""

@@ -102,6 +102,11 @@ class EnqueuePath:
             self.contents.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
+        if self._counts_bytes and 0 < self.config.max_bytes < size:
+            # Delayed, it would be tried for ever, and others behind it would wait.
+            self.contents.refused += 1
+            text = f"{size} bytes; the queue {self.name!r} holds at most {self.config.max_bytes}"
+            raise QueueError(QueueErrorCode.FULL, text)
         if options is not None:
             if options.ttl_ms is not None:
                 message = with_ttl(message, options.ttl_ms, now)

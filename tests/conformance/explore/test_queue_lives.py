@@ -14,10 +14,12 @@ from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.life import ConsumerPlan, GroupPlan, QueueLife, QueuePlan, QueueReplay
 from assay.conformance.explore.rules import ViolationError
 from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import EVERYONE
 from assay.conformance.targets import load_target
 from assay.reference_broker.trace.results import Verdict, read_result
 from tests.conformance.explore.test_campaign import broken_target
 from tests.conformance.explore.test_found_bugs import nursery as nursery
+from tests.conformance.explore.test_legal_variations import SLOW
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 SEED = 1
@@ -49,6 +51,12 @@ WHOLE = QueueLife(
 """A bit of everything."""
 
 
+LEGAL = (
+    *(group for group, suites in EVERYONE.items() if "queue" in suites),
+    "queue-retry-waits-longer+queue-one-batch-per-message+queue-due-read-singly+queue-turns-begin-with-the-last",
+)
+
+
 def explore(*arguments: str) -> Result:
     return runner.invoke(app, ["explore", *arguments])
 
@@ -59,16 +67,18 @@ def test_the_sound_broker_is_not_accused(tmp_path: Path) -> None:
     assert read_result(tmp_path / "result.json").verdict is Verdict.PASS
 
 
-def test_a_planted_bug_is_found_shrunk_and_repeated(tmp_path: Path) -> None:
-    target = broken_target(tmp_path, "queue-ack-ignored", "queues = true")
-    out = tmp_path / "out"
-    done = explore("--queues", "--target", str(target), "--examples", "100", "--max-findings", "1", "--out", str(out))
-    assert done.exit_code == 1, done.output
-    (file,) = out.glob("broken-1-*.json")
-    found = msgspec.json.decode(file.read_bytes(), type=QueueReplay)
-    assert found.clauses == ("Q-ACK-1",)
-    assert len(found.life.steps) <= 5, found
-    assert "$ack" in file.with_suffix(".jsonl").read_text()
+def test_a_planted_bug_is_found_shrunk_and_repeated(nursery: Nursery, tmp_path: Path) -> None:
+    mutant, file = "queue-ack-ignored", tmp_path / "found.json"
+    with Campaign(
+        load_target("reference"), game="queues", mutant=mutant, nursery=nursery, patience_s=1.0, shrink_s=5.0
+    ) as campaign:
+        (found,) = campaign.explore(100, SEED, max_findings=1).findings
+    assert isinstance(found.replay, QueueReplay)
+    assert {"Q-ACK-1", "Q-LIFE-05"} & set(found.replay.clauses)
+    assert len(found.replay.life.steps) <= 10, found.replay
+    assert any("$ack" in line.decoded for line in found.transcript)
+    file.write_bytes(msgspec.json.encode(found.replay))
+    target = broken_target(tmp_path, mutant, "queues = true")
     assert explore("--target", str(target), "--replay", str(file)).exit_code == 1
     assert explore("--replay", str(file)).exit_code == 0, "the sound broker passes the same life"
 
@@ -85,6 +95,16 @@ def test_a_life_of_everything_is_played_to_its_end(nursery: Nursery) -> None:
         sent = [line.decoded for line in campaign.player.transcript() if line.direction == "send"]
     for topic in ("$ack", "$nack", "$reject", "$txn/commit", "$cancel", "stats", "$dlq"):
         assert any(topic in text for text in sent), topic
+
+
+@pytest.mark.parametrize("group", LEGAL)
+def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
+    """Windows of one, answers in any order, what is late, turns that begin with anybody, waits that are longer."""
+    lives = 1 if group.startswith(SLOW) else 5
+    with Campaign(load_target("reference"), game="queues", mutant=group, nursery=nursery) as campaign:
+        found = campaign.explore(lives, SEED, max_findings=1)
+    assert found.lives >= lives
+    assert not found.findings, f"seed {SEED}: {found.findings[0].replay}"
 
 
 @pytest.mark.parametrize("mutant", ["queue-ack-not-persisted", "queue-counts-not-persisted", "queue-ack-ignored"])

@@ -1,0 +1,196 @@
+"""Slips in queues where two or three states meet, each a few words of one function: for lives of queues to find."""
+
+from __future__ import annotations
+
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.mqtt.sessions import mqtt_broker
+from assay.reference_broker.queues.delays.delay_store import DelayStore
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups import cursors, group_recovery
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.queue import queue as queue_module
+from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
+from assay.reference_broker.storage.pending_state import PendingState
+
+
+def _slip(name: str, what: str, owner: object, function: str, old: str, new: str) -> None:
+    """In a function, one text stands for another."""
+
+    def apply(patch: Patch) -> None:
+        patch.rewrite(owner, function, old, new)  # type: ignore[arg-type]
+
+    mutant(f"wire-{name}", what)(apply)
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+_slip(
+    "attempts-of-waiting-lost",
+    "the deliveries of what waits for a retry are counted from one after a restart",
+    PendingState,
+    "_change",
+    'consumer="", due_at_ms=operation.at_ms)',
+    'consumer="", due_at_ms=operation.at_ms, delivery_count=1)',
+)
+_slip(
+    "second-attempt-not-acknowledged",
+    "that a message was acknowledged which had failed before is not written down",
+    ConsumerGroup,
+    "remove",
+    "    self.log.ack(entry.place.number, entry.offset)",
+    "    if entry.delivery_count < 2:\n        self.log.ack(entry.place.number, entry.offset)",
+)
+_slip(
+    "waiting-is-due-after-a-start",
+    "what waits for its delay after a nack is ready after a restart if it had failed twice",
+    group_recovery,
+    "recover",
+    "now if record.consumer else",
+    "now if record.consumer or record.delivery_count > 1 else",
+)
+_slip(
+    "several-settled-are-written-but-for-the-last",
+    "of several deliveries acknowledged together the last of a partition is not written down",
+    ConsumerGroup,
+    "remove_many",
+    "    if place is not None:\n        self.log.ack_all(place.number, offsets)\n    if wants_more",
+    "    if place is not None:\n        self.log.ack_all(place.number, offsets[:2])\n    if wants_more",
+)
+
+# -- settlements -----------------------------------------------------------------------------------------------------
+
+_slip(
+    "ranges-end-early",
+    "a range of three and more offsets is settled without its last one",
+    settlement,
+    "_places",
+    "yield partition, first, end",
+    "yield partition, first, end - (end - first > 2)",
+)
+_slip(
+    "delay-of-the-first-nack-only",
+    "of several deliveries that are refused with a delay only the first one waits",
+    settlement,
+    "_apply",
+    "request.delay_s)",
+    "request.delay_s if entry is next(iter(found)) else None)",
+)
+_slip(
+    "leaving-spares-a-retry",
+    "what a consumer held that leaves and had been given back before, waits a minute",
+    ConsumerGroup,
+    "take_back",
+    "self.retry(entry, now, now,",
+    "self.retry(entry, now + 60 * (entry.delivery_count > 1), now,",
+)
+_slip(
+    "reset-keeps-what-waits",
+    "a group that is set back still has what waited for a retry, with its count",
+    cursors,
+    "reset",
+    "                group.forget(entry)\n            lane.cursor = offset\n            lane.waiting = ()",
+    "                if entry.consumer is not None:\n                    group.forget(entry)\n"
+    "            lane.cursor = offset",
+)
+_slip(
+    "latest-is-the-last",
+    "a group that begins at the latest is given the last message from before",
+    cursors,
+    "resolve",
+    "        return end\n",
+    "        return max(head, end - 1)\n",
+)
+
+# -- dead letters ----------------------------------------------------------------------------------------------------
+
+_slip(
+    "letter-of-retried-without-content-type",
+    "a dead letter that had been tried more than once has no content type",
+    queue_module,
+    "dead_letter_message",
+    "content_type=message.content_type,",
+    "content_type=message.content_type if entry.delivery_count < 2 else None,",
+)
+_slip(
+    "rejected-after-a-retry-discarded",
+    "a message that is rejected at its third delivery or later is settled and no dead letter",
+    ConsumerGroup,
+    "dead_letter",
+    "    self.owner.dead_letter(self, entry, reason, now, on_done)",
+    "    if entry.delivery_count > 2:\n        entry.state = EntryState.DELIVERED\n"
+    "        self.discard(entry, reason, on_done)\n        return\n"
+    "    self.owner.dead_letter(self, entry, reason, now, on_done)",
+)
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+_slip(
+    "second-acknowledgement-left-out",
+    "of the deliveries acknowledged in a transaction only the first is settled by its commit",
+    CommitPhases,
+    "_end",
+    "        if committed:\n            group.counts",
+    "        if committed and entry is next(iter(transaction.held)):\n            group.counts",
+)
+_slip(
+    "abort-settles-retried",
+    "an abort settles those of its acknowledgements that were not for a first delivery",
+    CommitPhases,
+    "_end",
+    "            group.retry(entry, now, now",
+    "            group.remove(entry, None) if entry.delivery_count > 1 else group.retry(entry, now, now",
+)
+
+# -- time, limits, priorities ----------------------------------------------------------------------------------------
+
+_slip(
+    "expired-given-again",
+    "what has expired is given once more to a group that failed with it before",
+    Dispatcher,
+    "_redeliver",
+    "if now >= stored.expires_at:",
+    "if now >= stored.expires_at and not entry.delivery_count:",
+)
+_slip(
+    "due-together-fire-backwards",
+    "of delayed messages that are due at one time the last one comes first",
+    DelayStore,
+    "_wheel_due",
+    "return self._wheel.advance(_floor_ms(now), limit) if limit > 0 else []",
+    "return self._wheel.advance(_floor_ms(now), limit)[::-1] if limit > 0 else []",
+)
+_slip(
+    "limit-of-bytes-counts-what-is-there",
+    "a queue takes one message more as long as it holds less bytes than it may",
+    QueueLimits,
+    "make_byte_room",
+    "while limit and self.held_bytes + size > limit:",
+    "while limit and self.held_bytes >= limit:",
+)
+_slip(
+    "limit-of-depth-is-one-less-with-groups",
+    "a queue that has two groups refuses a message before it is full",
+    QueueLimits,
+    "make_room",
+    "    limit = self._contents.config.max_depth\n",
+    "    limit = self._contents.config.max_depth - (len(self._contents.groups) > 1)\n",
+)
+_slip(
+    "priority-of-keyless-only",
+    "a message with a key has the normal priority",
+    EnqueuePath,
+    "_add",
+    "lane = NORMAL if options is None or options.priority is None else",
+    "lane = NORMAL if options is None or options.priority is None or key else",
+)
+_slip(
+    "repeats-lose-properties",
+    "a delivery after the second has none of the publisher's user properties",
+    mqtt_broker,
+    "delivery_properties",
+    "    if not theirs:\n",
+    "    if not theirs or delivery.delivery_count > 2:\n",
+)

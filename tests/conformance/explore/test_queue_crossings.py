@@ -1,0 +1,98 @@
+"""Bugs in queues that show where two or three states meet are found by lives of queues, within a few dozen of them.
+
+Each is asked of the life that finds it first, and then of others: when the draw changes, a test takes longer, and
+``python -m tests.conformance.explore.test_queue_crossings`` prints numbers anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from assay.conformance.explore.campaign import Campaign
+from assay.conformance.explore.rules import ViolationError
+from assay.conformance.mutants import all_mutants
+from assay.conformance.nursery import Nursery
+from assay.conformance.targets import load_target
+from tests.conformance.explore.test_found_bugs import nursery as nursery
+
+SEED = 1
+LIVES = 200
+PATIENCE_S = 0.8
+FOUND = {
+    "wire-abort-settles-retried": 1,
+    "wire-delay-of-the-first-nack-only": 35,
+    "wire-leaving-spares-a-retry": 1,
+    "wire-priority-of-keyless-only": 16,
+    "wire-reset-keeps-what-waits": 7,
+    "wire-second-attempt-not-acknowledged": 5,
+    "wire-attempts-of-waiting-lost": 4,
+    "wire-due-together-fire-backwards": 16,
+    "wire-latest-is-the-last": 15,
+    "wire-letter-of-retried-without-content-type": 48,
+    "wire-ranges-end-early": 24,
+    "wire-repeats-lose-properties": 1,
+    "wire-second-acknowledgement-left-out": 16,
+    "wire-several-settled-are-written-but-for-the-last": 27,
+}
+"""Mutant to the number of a life."""
+RARE = {
+    "wire-expired-given-again",
+    "wire-limit-of-bytes-counts-what-is-there",
+    "wire-limit-of-depth-is-one-less-with-groups",
+    "wire-rejected-after-a-retry-discarded",
+    "wire-waiting-is-due-after-a-start",
+}
+"""Not found within the first 65 lives of this seed: docs/findings/explore.md."""
+
+
+def test_each_of_them_is_asked_for() -> None:
+    known = {name for name in all_mutants() if name.startswith("wire-")}
+    assert known == FOUND.keys() | RARE
+
+
+@pytest.fixture(scope="module")
+def sound(nursery: Nursery) -> Iterator[Campaign]:
+    with Campaign(load_target("reference"), game="queues", nursery=nursery) as campaign:
+        yield campaign
+
+
+def _first(nursery: Nursery, sound: Campaign, mutant: str, numbers: Sequence[int]) -> int | None:
+    """The number of the first life that accuses the broken broker, and not the sound one."""
+    broken = Campaign(
+        load_target("reference"), game="queues", mutant=mutant, nursery=nursery, patience_s=PATIENCE_S, shrink_s=0.0
+    )
+    with broken as campaign:
+        for played, number in enumerate(numbers, 1):
+            life = campaign.game.drawn(SEED, number, campaign.capabilities)
+            try:
+                campaign.play(life)
+            except ViolationError:
+                try:
+                    sound.play(life)
+                except ViolationError:
+                    sound.renew()  # a busy machine
+                    continue
+                return number
+            if played % 25 == 0:
+                campaign.renew()
+    return None
+
+
+@pytest.mark.parametrize("mutant", FOUND)
+def test_a_bug_at_a_crossing_is_found(nursery: Nursery, sound: Campaign, mutant: str) -> None:
+    number = _first(nursery, sound, mutant, (FOUND[mutant], *range(LIVES)))
+    assert number is not None, f"seed {SEED}: {LIVES} lives found nothing"
+
+
+def main(names: Sequence[str]) -> None:
+    """Numbers of lives that find these mutants, or all of them."""
+    with Nursery() as forking, Campaign(load_target("reference"), game="queues", nursery=forking) as sound:
+        for mutant in names or sorted(name for name in all_mutants() if name.startswith("wire-")):
+            print(f'    "{mutant}": {_first(forking, sound, mutant, range(5 * LIVES))},', flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
