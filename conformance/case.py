@@ -34,7 +34,7 @@ from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from assay.conformance.connection import FIRST_FAILURE_CODE, Connection, Transcript
+from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.flow import Flow
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import Incident, Rule, StepFailureError, longest_name_bytes, shape
@@ -49,6 +49,7 @@ from assay.conformance.targets import (
     handshake,
     unharmed,
 )
+from assay.conformance.transcript import Transcript
 from assay.conformance.websocket import WebSocketConnection
 from assay.conformance.wire import (
     Connack,

@@ -14,7 +14,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -58,7 +58,6 @@ from assay.conformance.wire import (
 )
 from assay.conformance.wire.decode import describe_bytes
 from assay.conformance.wire.packets import NO_PROPERTIES
-from assay.reference_broker.trace.conformance import WireLine
 
 if TYPE_CHECKING:
     from assay.conformance.case import CaseContext
@@ -78,22 +77,6 @@ _BESIDE_PUBREL: tuple[type[Packet], ...] = (Publish, *_ANSWERS_ONCE)
 _BY_QOS: dict[int, type[Packet]] = {1: Puback, 2: Pubrec}
 _FLAGS = {"retain": (Rule.RETAIN_CLEAR, Rule.RETAIN_SET), "dup": (Rule.DUP_CLEAR, Rule.DUP_SET)}
 """The rules that a flag of a delivery follows where it must be 0, and 1."""
-
-
-class Transcript:
-    """The wire lines of one case, in order of time."""
-
-    def __init__(self) -> None:
-        self.lines: list[WireLine] = []
-        self._began_ns = time.perf_counter_ns()
-
-    def add(
-        self, connection: str, direction: Literal["send", "recv", "event"], data: bytes = b"", decoded: str = ""
-    ) -> None:
-        elapsed_ns = time.perf_counter_ns() - self._began_ns
-        self.lines.append(
-            WireLine(t_ns=elapsed_ns, connection=connection, direction=direction, hex=data.hex(), decoded=decoded)
-        )
 
 
 def _names(kinds: tuple[type[Packet], ...]) -> str:

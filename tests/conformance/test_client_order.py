@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from assay.conformance.connection import Connection, Transcript
+from assay.conformance.connection import Connection
 from assay.conformance.outcome import ClientFaultError
+from assay.conformance.transcript import Transcript
 from assay.conformance.wire import Packet, Puback, Publish, Pubrec, encode
 
 

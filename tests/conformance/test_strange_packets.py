@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from assay.conformance.case import CaseContext, load_cases
-from assay.conformance.connection import _MAX_STRANGE_LINES, Connection, Transcript
+from assay.conformance.connection import _MAX_STRANGE_LINES, Connection
 from assay.conformance.rules import Rule, StepFailureError
 from assay.conformance.targets import Endpoint
+from assay.conformance.transcript import Transcript
 from assay.conformance.wire import Packet, Pingresp, Properties, Publish, encode
 
 FLOOD = 3 * _MAX_STRANGE_LINES

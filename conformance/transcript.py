@@ -1,0 +1,30 @@
+"""What went over the wire in a case."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from assay.reference_broker.trace.conformance import WireLine
+
+_SHOWN_BYTES = 32_768
+"""Of a packet, or of what was read at once: readers of a transcript take no line of megabytes."""
+
+
+class Transcript:
+    """The wire lines of one case, in order of time."""
+
+    def __init__(self) -> None:
+        self.lines: list[WireLine] = []
+        self._began_ns = time.perf_counter_ns()
+
+    def add(
+        self, connection: str, direction: Literal["send", "recv", "event"], data: bytes = b"", decoded: str = ""
+    ) -> None:
+        elapsed_ns = time.perf_counter_ns() - self._began_ns
+        shown = data[:_SHOWN_BYTES].hex()
+        if len(data) > _SHOWN_BYTES:
+            decoded += f" [the first {_SHOWN_BYTES} of {len(data)} bytes]"
+        self.lines.append(
+            WireLine(t_ns=elapsed_ns, connection=connection, direction=direction, hex=shown, decoded=decoded)
+        )
