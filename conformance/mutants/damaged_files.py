@@ -1,10 +1,12 @@
-"""Bugs that show where files were damaged while the broker was dead."""
+"""Bugs that show where files were damaged while the broker was dead, or where the disk takes no more of them."""
 
 from __future__ import annotations
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.storage import log_opening
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
 from assay.reference_broker.storage.queue_store import DESCRIPTION, ROOT, LogQueueFiles, LogQueueStore
@@ -37,3 +39,14 @@ def unreadable_queue_tidied(patch: Patch) -> None:
 @mutant("storage-group-without-a-log-is-deleted", "a group whose log is missing is taken for deleted")
 def without_a_log_is_deleted(patch: Patch) -> None:
     patch.rewrite(LogQueueFiles, "groups", "+ _MARK_SUFFIX)", "+ _MARK_SUFFIX) and False")
+
+
+@mutant("refused-write-is-confirmed", "messages whose write failed are confirmed")
+def write_is_confirmed(patch: Patch) -> None:
+    refusal = "call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))"
+    patch.rewrite(QueuePartition, "write", refusal, "call_all(confirms, None)")
+
+
+@mutant("refused-session-write-is-confirmed", "clients are told what could not be written of sessions")
+def session_write_is_confirmed(patch: Patch) -> None:
+    patch.rewrite(BrokerNode, "_write_sessions", "connection.abandon_output(error, now)", "pass")

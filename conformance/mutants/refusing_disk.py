@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.sessions import mqtt_broker
-from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import engine
 from assay.reference_broker.queues.jobs import confirms
 from assay.reference_broker.queues.jobs.store import NewRecord
-from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server import file_limit
 from assay.reference_broker.storage import log, pending_log
@@ -94,14 +92,3 @@ def notes_the_count(patch: Patch) -> None:
         return append
 
     patch.wrap(SegmentedLog, "append", make)
-
-
-@mutant("refused-write-is-confirmed", "messages whose write failed are confirmed")
-def write_is_confirmed(patch: Patch) -> None:
-    refusal = "call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))"
-    patch.rewrite(QueuePartition, "write", refusal, "call_all(confirms, None)")
-
-
-@mutant("refused-session-write-is-confirmed", "clients are told what could not be written of sessions")
-def session_write_is_confirmed(patch: Patch) -> None:
-    patch.rewrite(BrokerNode, "_write_sessions", "connection.abandon_output(error, now)", "pass")

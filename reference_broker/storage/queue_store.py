@@ -542,8 +542,11 @@ class LogQueueFiles:
             note=self._note,
             open_files=self._store.open_files,
         )
-        mark = f"{folder}/{name}{_MARK_SUFFIX}"
-        if not self._volatile and not self._disk.exists(mark):
-            with contextlib.suppress(OSError):  # the next start makes it
-                self._disk.open(mark, create=True).close()
+        if not self._volatile:
+            mark = f"{folder}/{name}{_MARK_SUFFIX}"
+            try:
+                if not self._disk.exists(mark):
+                    self._disk.open(mark, create=True).close()
+            except OSError as error:
+                self._note(mark, f"it cannot be made: {reason_of(error)}; the next start tries again")
         return log

@@ -62,7 +62,7 @@ def test_a_group_replaces_its_log_also_when_it_falls_idle(
     consumer.nack(deliveries[40])
     bench.advance(10.0)
     assert steps.count(True) >= 4, "four entries a turn"
-    assert disk.list(FOLDER) == ["g.cur", "g.pel", "g.pel.log"]
+    assert disk.list(FOLDER) == ["g.cur", "g.group", "g.pel", "g.pel.log"]
     pending = decode_pending_file(read(disk, "g.pel"))
     cursors = decode_cursor_file(read(disk, "g.cur"))
     assert pending.group == cursors.group == "g"
