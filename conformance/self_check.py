@@ -55,6 +55,7 @@ EVERYONE = {
     "any-slow-answers+any-answers-in-any-order": ("mqtt311", "mqtt5", "queue"),
     "any-late-acknowledgements+any-late-wills+any-late-end+any-late-forgetting": ("mqtt311", "mqtt5", "queue"),
     "any-says-little+any-pingresp-last+any-late-qos-0": ("mqtt311", "mqtt5", "queue"),
+    "any-tiny-insides": ("mqtt311", "mqtt5", "queue"),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""

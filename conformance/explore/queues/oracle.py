@@ -537,8 +537,8 @@ class Oracle(Books):
             if accepted is False:
                 raise violation(QueueRule.REQUEST, f"a reset of {group.name} is refused", "Q-CURSOR-11")
             for copy, new, both in before if accepted else ():
-                if copy.spots == both:  # else it has come meanwhile
-                    self._become(copy, new)
+                # What has come since may have been sent before, and so may what a member has not read yet.
+                self._become(copy, new if copy.spots == both and not group.members else copy.spots | new)
 
         return answered
 

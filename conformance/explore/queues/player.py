@@ -555,6 +555,8 @@ class QueuePlayer(QueueClients):
         if self._life.groups[number].dead or f"g{number}" not in queue.groups:
             return
         group = queue.groups[f"g{number}"]
+        if group.members:
+            return  # what was sent before the reset may be read after it, and nobody can tell the two from each other
         if (group.plan.filter and not group.told) or any(
             copy in each.held for each in self.oracle.transactions for copy in group.copies.values()
         ):

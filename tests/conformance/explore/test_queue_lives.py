@@ -51,8 +51,18 @@ WHOLE = QueueLife(
 """A bit of everything."""
 
 
+UNPLAYED = {"any-qos-0-first", "any-tiny-insides"}
+"""The model still accuses these of what they may do: a delivery that comes later than what is answered behind it, and
+lateness within a turn."""
 LEGAL = (
-    *(group for group, suites in EVERYONE.items() if "queue" in suites),
+    *filter(
+        None,
+        (
+            "+".join(name for name in group.split("+") if name not in UNPLAYED)
+            for group, suites in EVERYONE.items()
+            if "queue" in suites
+        ),
+    ),
     "queue-retry-waits-longer+queue-one-batch-per-message+queue-due-read-singly+queue-turns-begin-with-the-last",
 )
 
@@ -74,7 +84,7 @@ def test_a_planted_bug_is_found_shrunk_and_repeated(nursery: Nursery, tmp_path: 
     ) as campaign:
         (found,) = campaign.explore(100, SEED, max_findings=1).findings
     assert isinstance(found.replay, QueueReplay)
-    assert {"Q-ACK-1", "Q-LIFE-05"} & set(found.replay.clauses)
+    assert {"Q-ACK-1", "Q-LIFE-05", "Q-DLQ-09"} & set(found.replay.clauses)
     assert len(found.replay.life.steps) <= 10, found.replay
     assert any("$ack" in line.decoded for line in found.transcript)
     file.write_bytes(msgspec.json.encode(found.replay))
