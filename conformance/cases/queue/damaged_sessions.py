@@ -21,6 +21,7 @@ from assay.conformance.cases.damaged_files import (
     zeros_behind,
     zeros_within,
 )
+from assay.conformance.cases.mqtt5.support import publishing
 from assay.conformance.cases.queue.support import deliveries
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Subscription
@@ -161,11 +162,12 @@ class _Life:
             await connection.subscribe(Subscription(filter=client.topic, qos=1))
         # Behind it on its topic: whatever waits for the client comes before it.
         last = f"last {when}".encode()
-        await reader.publish(client.topic, last, qos=1)
-        came = await deliveries(connection, at_least=len(must) + 1)
-        # Of what may come some came in its place: it would wait for the next look.
-        while all(one.payload != last for one in came) and (more := await deliveries(connection, at_least=1)):
-            came += more
+        # A server may acknowledge it once everybody has what came before.
+        async with publishing(reader, client.topic, last, qos=1):
+            came = await deliveries(connection, at_least=len(must) + 1)
+            # Of what may come some came in its place: it would wait for the next look.
+            while all(one.payload != last for one in came) and (more := await deliveries(connection, at_least=1)):
+                came += more
         found = [one for one in came if one.payload != last]
         seen = [packet.payload for packet in found if packet.topic == client.topic]
         self.ctx.must(
