@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import parse_config
+from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.mqtt.connections import inbound
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.routing.topics import matches
@@ -146,3 +147,27 @@ def test_a_bad_topic_among_new_ones_ends_the_connection(
     publisher.send_bytes(b"".join(b"\x30" + bytes((len(t) + 4, 0, len(t))) + t + b"\0m" for t in topics))
     assert [packet.topic for packet in watcher.publishes()] == ["s/1", "s/2", "s/3"]
     assert publisher.closed
+
+
+@pytest.mark.parametrize("form", ["s/{}/a", "s/a/{}", "{}/s/a"])
+def test_a_turn_finds_out_about_so_many_new_topics(world: World, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Whether they have the topic above them in common or not; the others have their turn later, and go as well."""
+    monkeypatch.setattr(inbound, "_MAX_PLANS", 8)
+    watcher = world.subscribed("#", qos=1)
+    publisher = world.connect("p")
+    asked: list[int] = []
+    renew = inbound.Inbound.renew
+
+    def counted(self: inbound.Inbound, plan: inbound._Plan, qos: int) -> None:
+        asked[-1] += 1
+        renew(self, plan, qos)
+
+    monkeypatch.setattr(inbound.Inbound, "renew", counted)
+    take = world.node.take_dirty
+    monkeypatch.setattr(world.node, "take_dirty", lambda now: (asked.append(0), take(now))[1])
+    asked.append(0)
+    topics = [form.format(number).encode() for number in range(3_000)]
+    publisher.send_bytes(b"".join(bytes((0x30, len(t) + 4, 0, len(t))) + t + b"\0m" for t in topics))
+    world.wait(1.0)
+    assert [packet.topic.encode() for packet in watcher.publishes()] == topics
+    assert max(asked) <= MAX_WORK + 1

@@ -462,15 +462,19 @@ class Inbound(PublishAcks):
         above, _, level = topic_bytes.rpartition(b"/")
         if not above or not _is_plain_level(level) or self._broker.tree.names(level.decode()):
             return None
-        plans = self._plans_below[qos]
-        plan = plans.get(above)
-        if plan is None and above not in plans:
-            plan = self._new_plan_below(above, qos)
-        if plan is not None and plan.epoch != self._broker.tree.epoch:
-            self.renew(plan, qos)
         if self._connection.grants is not None or self._broker.engine.captures is not None:
             # These ask for the whole topic.
             return None
+        plans = self._plans_below[qos]
+        plan = plans.get(above)
+        is_known = plan is not None or above in plans
+        if not is_known or (plan is not None and plan.epoch != self._broker.tree.epoch):
+            if self._broker.work >= MAX_WORK:
+                return None
+            self._broker.work += 1
+            plan = plan if is_known else self._new_plan_below(above, qos)
+            if plan is not None:
+                self.renew(plan, qos)
         return plan
 
     def _new_plan_below(self, above: bytes, qos: int) -> _Plan | None:
