@@ -6,6 +6,7 @@ import selectors
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,7 +40,7 @@ class Wire:
         return self.sock.fileno() >= 0
 
 
-class Sockets:
+class Sockets(ABC):
     """What players share."""
 
     def begin_life(self) -> None:
@@ -120,11 +121,13 @@ class Sockets:
         except MalformedPacketError as error:
             raise ViolationError(Rule.MALFORMED, wire.version, f"{wire.name}: {error}") from error
 
+    @abstractmethod
     def received(self, wire: Wire, packet: Packet) -> None:
-        raise NotImplementedError
+        """A packet came. Raises :class:`ViolationError` when it may not."""
 
+    @abstractmethod
     def ended_by_broker(self, wire: Wire) -> None:
-        raise NotImplementedError
+        """The broker ended the connection. Raises :class:`ViolationError` when it may not."""
 
     def transcript(self) -> list[WireLine]:
         """The life so far."""
