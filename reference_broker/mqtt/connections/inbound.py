@@ -50,7 +50,8 @@ _COMPARED_RECEIVERS = 32
 """Longer lists of receivers are not compared for each packet: they are the same where it is one list."""
 MAX_PLAN_BYTES = 1024 * 1024
 """What the plans of one connection may take in memory; then they are made anew."""
-_PLAN_BYTES = 512
+_PLAN_BYTES = 320
+"""What a plan takes beside its topic, with its places in tables."""
 _CLAIM_BYTES = 16_384
 """Of this memory, the most that a connection claims at once."""
 _RECEIVER_BYTES = 16
@@ -450,7 +451,7 @@ class Inbound(PublishAcks):
 
     def _pay_for_plan(self, topic_bytes: bytes) -> None:
         # Its key and its topic, whose characters may take four bytes each.
-        size = _PLAN_BYTES + 5 * len(topic_bytes)
+        size = _PLAN_BYTES + (2 if topic_bytes.isascii() else 5) * len(topic_bytes)
         if size <= self._plan_room:
             self._plan_room -= size
         else:
