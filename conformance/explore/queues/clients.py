@@ -106,8 +106,10 @@ class QueueClients(Sockets):
         """What is answered; None if nobody waits for that."""
         client.answers.pop(packet_id, None)
         self.write(client, packet)
-        if self.unheard:
-            return None
+        return None if self.unheard else self.answer(client, packet_id, what)
+
+    def answer(self, client: QueueClient, packet_id: int, what: str) -> Packet:
+        """What comes for a packet that was sent. Raises :class:`ViolationError` when nothing does."""
         self.await_(
             lambda: packet_id in client.answers,
             lambda: violation(QueueRule.UNANSWERED, f"{client.name}: {what} is not answered", waited=True),

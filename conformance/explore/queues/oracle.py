@@ -422,9 +422,9 @@ class Oracle(Books):
                 return {
                     Spot(Kind.DEAD, spot.deliveries) if queue.plan.dead_letters and not copy.group.is_dead else GONE
                 }
-        wait = (delay_s, delay_s) if delay_s else (0, 0)
+        wait: tuple[float, float] = (delay_s, delay_s)
         if not delay_s and queue.plan.backoff_s and not queue.is_letters:
-            wait = queue.wait_s(spot.deliveries)  # type: ignore[assignment]
+            wait = queue.wait_s(spot.deliveries)
         slack = SLACK_S if wait[1] else 0.0
         return self._failed(copy, spot.deliveries, self.now + wait[0] - slack, self.now + wait[1] + slack)
 

@@ -327,13 +327,7 @@ class QueuePlayer(QueueClients):
                 message.sure = True
                 continue
             what = f"the publish of message {message.number}"
-            self.await_(
-                lambda client=client, packet_id=packet_id: packet_id in client.answers,  # type: ignore[misc]
-                lambda client=client, what=what: violation(  # type: ignore[misc]
-                    QueueRule.UNANSWERED, f"{client.name}: {what} is not answered", waited=True
-                ),
-            )
-            answer = client.answers.pop(packet_id)
+            answer = self.answer(client, packet_id, what)
             assert isinstance(answer, Puback | Pubrec | Pubcomp)
             accepted = answer.reason_code < _FIRST_FAILURE_CODE
             answered(accepted)
@@ -489,8 +483,10 @@ class QueuePlayer(QueueClients):
         if step.form is plan.Form.OFFSETS:
             first = copies[0].message.place
             assert first is not None
-            copies = [copy for copy in copies if copy.message.place is not None and copy.message.place[0] == first[0]]
-            named = [("partition", str(first[0])), ("offsets", _ranges(copy.message.place[1] for copy in copies))]  # type: ignore[index]
+            placed = [(copy, copy.message.place) for copy in copies if copy.message.place is not None]
+            copies = [copy for copy, place in placed if place[0] == first[0]]
+            offsets = _ranges(place[1] for _, place in placed if place[0] == first[0])
+            named = [("partition", str(first[0])), ("offsets", offsets)]
         else:
             named = [("message-id", _message_id(queue, copy)) for copy in copies]
         named.append(("group-id", self._group_id(member.group)))
