@@ -98,6 +98,11 @@ class _Plan:
         self.route: Route | None = None
         self.targets: list[MqttConnection] | None = None
 
+    def go_as(self, other: _Plan) -> None:
+        """Its packets go where those of the other go, as long as that holds."""
+        self.epoch, self.sessions_epoch, self.route = other.epoch, other.sessions_epoch, other.route
+        self.targets, self.max_frame_bytes, self.is_lowered = other.targets, other.max_frame_bytes, other.is_lowered
+
 
 class _Targets(NamedTuple):
     """Who gets the packets of a plan as they are, and as long as what this holds for."""
@@ -433,12 +438,16 @@ class Inbound(PublishAcks):
 
     def _new_plan(self, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)
-        self.check_topic(topic)
-        if qos:
-            self.check_flags(qos, retain=False)
         plan = _Plan(topic)
-        if len(topic) >= self._max_levels and self.is_too_deep(topic):
-            plan.is_refused, plan.is_queue = True, False
+        below = self._plan_below(topic_bytes, qos) if self._is_full else None
+        if below is not None:
+            plan.go_as(below)
+        else:
+            self.check_topic(topic)
+            if qos:
+                self.check_flags(qos, retain=False)
+            if len(topic) >= self._max_levels and self.is_too_deep(topic):
+                plan.is_refused, plan.is_queue = True, False
         if self._is_full:
             self._unkept += 1
             if self._unkept < _MAX_PLANS:
