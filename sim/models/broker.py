@@ -63,6 +63,12 @@ class BrokerParameters(Part, frozen=True, kw_only=True):
     """To encode a confirm that waited for a sync."""
     turn_s: Seconds
     """Of a turn, whatever it does."""
+    wake_s: Seconds
+    """Of a turn besides, when the loop had slept for long: the processor and its caches must come back."""
+    asleep_s: Annotated[float, Meta(gt=0, le=10)]
+    """Of sleep: after so much, 63 % of ``wake_s`` are due, as all of it is in the end."""
+    spread: Annotated[float, Meta(ge=0, le=3)]
+    """Of the time of a turn as a whole: sigma of a lognormal, whose median is what the rest says."""
     io_s: Seconds
     """To read and write one connection in a turn."""
     max_turn: Annotated[int, Meta(ge=1, le=100_000)]
@@ -111,6 +117,7 @@ class BrokerWorld:
         self._parameters = parameters
         self._env = Environment()
         self._rng = substream(seed, "models/broker/clients")
+        self._turns = substream(seed, "models/broker/turns")
         gaps = substream(seed, "models/broker/gaps")
         self._gaps_s = [gaps.expovariate(rate_per_s) for _ in range(count)]
         self.due_s = np.cumsum(self._gaps_s)
@@ -171,13 +178,18 @@ class BrokerWorld:
             _Kind.CONFIRM: parameters.confirm_s,
         }
         while True:
+            asleep_since_s = env.now
             if not self._waiting:
                 self._wake = env.event()
                 yield self._wake
             turn = self.take_turn()
             connections = len({connection for _, _, connection in turn})
             work_s = sum(costs_s[kind] for kind, _, _ in turn)
-            yield env.timeout(parameters.turn_s + connections * parameters.io_s + work_s)
+            work_s += parameters.turn_s + connections * parameters.io_s
+            work_s += parameters.wake_s * -math.expm1((asleep_since_s - env.now) / parameters.asleep_s)
+            if parameters.spread:
+                work_s *= self._turns.lognormvariate(0.0, parameters.spread)
+            yield env.timeout(work_s)
             for packet in turn:
                 self._finish(packet)
 

@@ -192,7 +192,11 @@ def fit_command(
     storage: Annotated[Path, typer.Option(help="What assay bench storage --out wrote.")],
     queue: Annotated[Path, typer.Option(help="What assay bench queue --out wrote.")],
     load: Annotated[
-        Path | None, typer.Option(help="What assay load run wrote at a low rate: sets the time of a turn.")
+        list[Path] | None,
+        typer.Option(
+            help="What assay load run wrote; repeat for several rates. One sets the time of a turn, several also what "
+            "waking up adds and how much turns differ."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The YAML file of parameters.")] = Path("out/broker.yaml"),
     seed: Seed = 1,
@@ -202,17 +206,18 @@ def fit_command(
     \b
     assay bench storage --out out/bench/storage
     assay bench queue --out out/bench/queue
-    assay load run queue --rate-times 0.2 --out out/load/low
-    assay sim model fit --storage out/bench/storage --queue out/bench/queue --load out/load/low
-    assay load run queue --rate-times 2 --out out/load/high
-    assay sim model compare broker --parameters out/broker.yaml --measured out/load/high
+    assay load run queue --rate-times 0.2 --out out/load/0.2
+    assay load run queue --rate-times 3 --out out/load/3
+    assay sim model fit --storage out/bench/storage --queue out/bench/queue --load out/load/0.2 --load out/load/3
+    assay load run queue --rate-times 1 --out out/load/1
+    assay sim model compare broker --parameters out/broker.yaml --measured out/load/1
     """
     with explained():
-        found = fit(storage, queue, load, seed)
+        found = fit(storage, queue, load or [], seed)
         write_parameters(out, found)
     table = WholeTable("parameter", "us", "from", box=None, pad_edge=False)
     for name, (value, source) in found.items():
-        table.add_row(name, f"{value * 1e6:.3g}", source)
+        table.add_row(name, f"{value * 1e6:.3g}" if name.endswith("_s") else f"{value:.3g} (a share)", source)
     console.print(table)
     console.print(f"wrote {out}", highlight=False)
 

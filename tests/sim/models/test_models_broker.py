@@ -106,7 +106,7 @@ def benches(tmp_path: Path) -> Path:
 
 
 def test_a_fit_reads_what_the_benches_say(benches: Path) -> None:
-    found = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", None, 1).items()}
+    found = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", [], 1).items()}
     assert found == pytest.approx(
         {
             "append_s": 1e-6,
@@ -123,7 +123,7 @@ def test_a_fit_reads_what_the_benches_say(benches: Path) -> None:
 
 
 def test_a_turn_is_fitted_to_a_run_and_other_rates_are_predicted(benches: Path, tmp_path: Path) -> None:
-    told = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", None, 1).items()}
+    told = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", [], 1).items()}
     true = parameters(**{**told, "turn_s": TURN_S, "network_s": 0.0})
     low = load_run(tmp_path / "low", LOW, played(true, LOW))
     high = load_run(tmp_path / "high", HIGH, played(true, HIGH))
@@ -147,7 +147,25 @@ def test_a_turn_is_fitted_to_a_run_and_other_rates_are_predicted(benches: Path, 
     assert {row.verdict for row in outcome.rows} == {Verdict.UNKNOWN}
     assert "generator: lateness, p99 30 ms" in outcome.answers[0]
     with pytest.raises(ModelError, match="says nothing of the broker"):
-        fit(benches / "storage", benches / "queue", late, 1)
+        fit(benches / "storage", benches / "queue", [late], 1)
+
+
+def test_several_runs_tell_what_waking_up_adds_and_how_much_turns_differ(
+    benches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.sim.models.fit._FITTED_MESSAGES", 1_500)
+    told = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", [], 1).items()}
+    asleep = {"turn_s": TURN_S, "wake_s": 200e-6, "asleep_s": 3e-3, "spread": 0.8, "network_s": 0.0}
+    true = parameters(**{**told, **asleep})
+    runs = [load_run(tmp_path / f"{rate}", rate, played(true, rate)) for rate in (100, 5_000)]
+    found = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", runs, 1).items()}
+    other = load_run(tmp_path / "other", 1_500, played(true, 1_500))
+    outcome = broker.compare(parameters(**{**found, "network_s": 0.0}), 1, [other], lambda _what, _share: None)
+    assert {row.verdict for row in outcome.rows} == {Verdict.PASS}, outcome.rows
+    # One run can say nothing of sleep: it takes all for the turn, and is too slow where the loop has work.
+    alone = {name: value for name, (value, _) in fit(benches / "storage", benches / "queue", runs[:1], 1).items()}
+    outcome = broker.compare(parameters(**{**alone, "network_s": 0.0}), 1, [other], lambda _what, _share: None)
+    assert Verdict.FAIL in {row.verdict for row in outcome.rows}
 
 
 def test_what_is_no_bench_or_load_run_is_refused(benches: Path, tmp_path: Path) -> None:
@@ -157,12 +175,12 @@ def test_what_is_no_bench_or_load_run_is_refused(benches: Path, tmp_path: Path) 
         (benches / "queue" / "engine", benches / "queue", "group_commit"),
     ):
         with pytest.raises(ModelError, match=said):
-            fit(storage, queue, None, 1)
+            fit(storage, queue, [], 1)
     with pytest.raises(ModelError, match="not of assay load run"):
         broker.read_load(benches / "storage")
     bench(tmp_path / "empty", "x", {})
     with pytest.raises(ModelError, match="no figure"):
-        fit(tmp_path / "empty", benches / "queue", None, 1)
+        fit(tmp_path / "empty", benches / "queue", [], 1)
 
 
 def test_a_written_file_is_read_back_with_its_sources(tmp_path: Path) -> None:
