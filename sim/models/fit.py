@@ -177,7 +177,8 @@ def _descend(distance: Callable[[Floats], float], start: Floats) -> Floats:
                 *((distance(near), near) for near in ((least + corner) / 2 for _, corner in simplex[1:])),
             ]
         simplex.sort(key=lambda pair: pair[0])
-    return simplex[0][1]
+    nearest: Floats = simplex[0][1]
+    return nearest
 
 
 def _bisected(ascending: Callable[[float], float], wanted: float, low: float, high: float) -> float:
