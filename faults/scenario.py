@@ -114,6 +114,16 @@ class Fault(_Part, frozen=True, kw_only=True):
     rate: float = 0.0
 
 
+class Delays(_Part, frozen=True, kw_only=True):
+    """Simulation only: delays in place of those of the simulated machine, as shrinking leaves them. None = its own."""
+
+    network_s: tuple[float, float] | None = None
+    """One way, between these; chunks then arrive in one piece."""
+    sync_s: tuple[float, float] | None = None
+    stall_rate: float | None = None
+    """Share of syncs that stall."""
+
+
 class Target(_Part, frozen=True, kw_only=True):
     """A figure that the run must reach, e.g. ``publish_to_ack_p99_ms <= 50``."""
 
@@ -135,6 +145,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     topology: Topology = Topology()
     workload: tuple[QueueWorkload, ...]
     faults: tuple[Fault, ...] = ()
+    delays: Delays = Delays()
     drain_timeout_s: float = 30.0
     """After the workload, consumers go on until the queue is empty or this long (``DRAIN`` event)."""
     drain_quiet_s: float = 0.0
@@ -211,6 +222,12 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield "workload: each entry needs a queue of its own"
     if not scenario.worlds:
         yield "worlds: name sim, real or both"
+    for name in ("network_s", "sync_s"):
+        span_s = getattr(scenario.delays, name)
+        if span_s is not None and not 0 < span_s[0] <= span_s[1]:
+            yield f"delays.{name}: needs two times above 0, the shorter first"
+    if not 0 <= (scenario.delays.stall_rate or 0) <= 1:
+        yield "delays.stall_rate: must be 0 to 1"
     for name, least in scenario.enough.items():
         if least < 1:
             yield f"enough.{name}: must be at least 1"

@@ -117,6 +117,7 @@ class SimNode:
         self._waiting_syncs: list[BackgroundJob] = []
         self._running_syncs = 0
         self._busy_until = 0.0
+        self._recovered_at = 0.0
         self._alarm = Alarm(kernel, self._wake)
         self._rng = kernel.stream(f"node/{name}/links")
 
@@ -130,6 +131,16 @@ class SimNode:
     def up(self) -> bool:
         """The process runs, perhaps paused."""
         return self._broker is not None
+
+    @property
+    def recovering(self) -> bool:
+        """The process has started and not yet come to its first turn."""
+        return self.up and self.now < self._recovered_at
+
+    @property
+    def syncing(self) -> bool:
+        """A sync is under way."""
+        return self._running_syncs > 0
 
     @property
     def broker(self) -> BrokerNode:
@@ -155,7 +166,7 @@ class SimNode:
         except Exception as error:
             message = f"the broker does not start: {error}"
             raise BrokerDiedError(message) from error
-        self._busy_until = self.now + self.disk.take_blocked_s()
+        self._busy_until = self._recovered_at = self.now + self.disk.take_blocked_s()
         for link in self._orphans:
             link.node_is_back(self._rng.uniform(0, 1.0))
         self._orphans.clear()

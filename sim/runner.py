@@ -30,7 +30,8 @@ from assay.reference_broker.trace.results import (
 )
 from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind, Tracer
 from assay.sim.kernel import EPOCH_S, Kernel
-from assay.sim.world import World, WorldProfile, WorldRun
+from assay.sim.space_time import SPACE_TIME_NAME, write_space_time
+from assay.sim.world import Watcher, World, WorldProfile, WorldRun
 
 HISTORY_NAME: Final = "history.jsonl"
 TRACE_NAME: Final = "trace.jsonl"
@@ -71,11 +72,12 @@ def simulate(
     profile: WorldProfile | None = None,
     tracer: Callable[[Kernel], Tracer] | None = None,
     on_progress: Callable[[float], None] | None = None,
+    watcher: Watcher | None = None,
 ) -> SimOutcome:
     """Run once and judge. Raises ``ScenarioError``, ``ConfigError``, ``UnknownMutantError``, ``WorldError``."""
     require_sim(scenario)
     with applied(*mutants) if mutants else nullcontext():
-        world = World(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress)
+        world = World(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress, watcher=watcher)
         started = time.perf_counter()
         run = world.run()
         wall_s = time.perf_counter() - started
@@ -143,7 +145,8 @@ def run_scenario(
         with HistoryWriter(out / HISTORY_NAME, outcome.header) as history:
             for event in outcome.run.events:
                 history.write(event)
-        result = msgspec.structs.replace(result, artefacts=artefacts)
+        write_space_time(out / SPACE_TIME_NAME, outcome.run.events, outcome.findings)
+        result = msgspec.structs.replace(result, artefacts=artefacts | {"space_time": SPACE_TIME_NAME})
         write_result(out, result)
     return result
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from simpy import Event
 
-from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.faults.scenario import Delays, Fault, FaultKind, Scenario
 from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
 from assay.reference_broker.config import parse_config
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType, Tracer
@@ -19,6 +19,7 @@ from assay.sim.kernel import EPOCH_S, Alarm, Kernel
 from assay.sim.network import Conditions, Impairment, NetworkProfile
 from assay.sim.node import BrokerDiedError, SimNode
 
+replace = msgspec.structs.replace
 FAULT_PROCESS: Final = "faults"
 """Who records the faults."""
 _GOODBYE_S: Final = 0.5
@@ -52,6 +53,13 @@ class WorldRun(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | int | str] = {}
 
 
+class Watcher(Protocol):
+    """Looks at a world from outside, and changes nothing in it."""
+
+    def fault_begins(self, world: World, fault: Fault) -> None:
+        """Just before a fault happens."""
+
+
 class World:
     """Use once: build, then :meth:`run`."""
 
@@ -63,13 +71,14 @@ class World:
         profile: WorldProfile | None = None,
         tracer: Callable[[Kernel], Tracer] | None = None,
         on_progress: Callable[[float], None] | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         """Raises ``ConfigError`` when the scenario's broker section is wrong."""
         self.scenario = scenario
         self.events: list[HistoryEvent] = []
         self.kernel = Kernel(seed)
         self.conditions = Conditions()
-        profile = profile or WorldProfile()
+        profile = _with_delays(profile or WorldProfile(), scenario.delays)
         # The folder is a name only: the simulated disk has no place in the file system.
         config = parse_config({**scenario.topology.broker, "data_dir": "simulated"}, where="topology.broker")
         self.disk = SimDisk(self.kernel.stream("disk"), profile.disk)
@@ -82,6 +91,7 @@ class World:
             for client in self.plan.clients
         ]
         self._on_progress = on_progress
+        self._watcher = watcher
         self._done: Event = self.kernel.env.event()
         self._leaving = False
         self._phase = self.plan.phase
@@ -163,6 +173,8 @@ class World:
         env, kernel = self.kernel.env, self.kernel
         detail = describe(fault)
         yield env.timeout(fault.at_s)
+        if self._watcher is not None:
+            self._watcher.fault_begins(self, fault)
         op = self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
         end = self._begin(fault)
         yield env.timeout(fault.for_s)
@@ -196,6 +208,18 @@ class World:
     def _hit(self, fault: Fault) -> list[SimClient]:
         roles = tuple(self._roles(fault))
         return [client for client in self.clients if client.client.role in roles]
+
+
+def _with_delays(profile: WorldProfile, delays: Delays) -> WorldProfile:
+    """The machine with the scenario's own delays."""
+    disk, network = profile.disk, profile.network
+    if delays.sync_s is not None:
+        disk = replace(disk, sync_s=delays.sync_s)
+    if delays.stall_rate is not None:
+        disk = replace(disk, stall_rate=delays.stall_rate)
+    if delays.network_s is not None:
+        network = replace(network, latency_s=delays.network_s, cut_rate=0.0)
+    return WorldProfile(disk=disk, network=network)
 
 
 def describe(fault: Fault) -> str:

@@ -21,9 +21,11 @@ from assay.faults.scenario import (
 )
 from assay.reference_broker.trace.results import Verdict, read_result
 from assay.reference_broker.trace.schema import Contract
-from assay.sim.cli import FOUND, PASSED, USAGE, app
-from assay.sim.explore import explore, run_seed
-from assay.sim.shrink import shrink, to_yaml, write_scenario
+from assay.sim.cli import app
+from assay.sim.hunt.explore import explore, run_seed
+from assay.sim.hunt.record import FindingRecord, to_yaml, write_scenario
+from assay.sim.hunt.shrink import shrink
+from assay.sim.terminal import FOUND, PASSED, USAGE
 
 MUTANT = "queue-reject-discards"
 BUSY = Scenario(
@@ -76,11 +78,12 @@ def test_exploring_stops_after_enough_findings() -> None:
 def test_a_failing_scenario_shrinks_to_its_essence() -> None:
     outcome = run_seed(BUSY, 1, (MUTANT,))
     assert outcome.verdict is Verdict.FAIL
-    small = shrink(BUSY, 1, outcome.signature, mutants=(MUTANT,), budget_s=30.0)
+    small = shrink(FindingRecord(scenario=BUSY, mutants=(MUTANT,), found=outcome.classes), budget_s=30.0)
+    assert small is not None
     workload = small.scenario.workload[0]
     assert small.scenario.faults == ()
     assert workload.producers * workload.messages_per_producer <= 5
-    assert workload.groups == ("a",)
+    assert len(workload.groups) == 1
     assert workload.settlement.nack == 0
     assert workload.settlement.reject > 0
     again = run_seed(small.scenario, small.scenario.seed, (MUTANT,))
@@ -119,7 +122,20 @@ def test_the_command_says_what_it_found(busy_file: str) -> None:
 
 
 def test_the_command_explores_and_writes_the_shrunk_scenario(busy_file: str, tmp_path: Path) -> None:
-    arguments = ["explore", busy_file, "--seeds", "3", "--jobs", "1", "--mutant", MUTANT, "--shrink-for-s", "5"]
+    arguments = [
+        "explore",
+        busy_file,
+        "--seeds",
+        "3",
+        "--jobs",
+        "1",
+        "--mutant",
+        MUTANT,
+        "--shrink-for-s",
+        "5",
+        "--schedule",
+        "file",
+    ]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == FOUND, done.output
     small = load_scenario(tmp_path / "busy-shrunk.yaml")

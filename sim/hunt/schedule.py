@@ -1,0 +1,273 @@
+"""Draws schedules: which faults, when, where and how long, and which options, from a number alone.
+
+A schedule has phases: a safe start, chaos (some windows of time with faults, quiet between them), then everything heals
+and the workload ends, and the drain must come to its end within its budget. The number of a schedule decides all of it:
+which kinds take part at all (a swarm: many bugs need that others are absent), how many faults, their moments.
+
+Schedules come in families of :data:`FAMILY`. The first member is drawn blindly. The others run in the same world (same
+seed) and aim: they add faults at, just before or just after something that happened in the first member's run. What
+comes before the added fault is the same in both, because every stream of chance is separate; so the aim holds, and a
+window of milliseconds is hit as often as it opens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.sim.hunt.fault_draws import FAULT_DRAWS, NODE, FaultDraw
+from assay.sim.hunt.option_draws import draw_options, with_options
+from assay.sim.hunt.ranges import Spread
+from assay.sim.hunt.workload_kinds import lasts_s
+from assay.sim.kernel import substream
+
+FAMILY: Final = 8
+"""Schedules in one world: a blind one, and those that aim at what happened in its run."""
+TINY_INSIDES: Final = "any-tiny-insides"
+"""The legal variation whose caches, turns and files are small."""
+_TINY_CHANCE: Final = 0.15
+_EVERY_KIND: Final = 0.1
+"""Chance that no kind is left out."""
+_ENABLED: Final = 0.4
+"""Chance of each kind to take part."""
+_FILE_FAULTS: Final = 0.15
+"""Chance that the file's own faults take part, too."""
+_MOST_FAULTS: Final = 8
+_CLOSE: Final = 0.3
+"""Chance that a fault comes right after another's end."""
+_SOON_S: Final = Spread(0.0002, 0.2)
+_AIM_S: Final = Spread(0.00001, 0.05)
+"""How far a fault may lie from what it aims at."""
+_HEAL_S: Final = 2.0
+"""Beyond the time of the workload, the latest end of a fault."""
+_TRIES: Final = 6
+replace = msgspec.structs.replace
+
+
+class ScheduleStyle(StrEnum):
+    """Where the faults of a run come from."""
+
+    FILE = "file"
+    """As the scenario says, under many seeds."""
+    SWARM = "swarm"
+    """Drawn, with options of broker and clients."""
+    BOTH = "both"
+    """Odd numbers as the file says, even ones drawn."""
+
+
+class Moment(StrEnum):
+    """What a fault may aim at."""
+
+    PUBLISH = "publish"
+    CONFIRM = "confirm"
+    DELIVERY = "delivery"
+    DEAD_LETTER = "dead letter"
+    SETTLEMENT = "settlement"
+    SETTLED = "settled"
+    SESSION = "session"
+    """A client connected, subscribed or lost its session."""
+    FAULT = "fault"
+    """Another fault began or ended."""
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to be made: everything but the code."""
+
+    number: int
+    scenario: Scenario
+    """With its seed, its faults and its contract."""
+    options: dict[str, object] = {}
+    """What was drawn of :mod:`.option_draws`; it is part of the scenario already."""
+    variations: tuple[str, ...] = ()
+    """Legal variations of the broker that take part."""
+    aimed: bool = False
+    """It is a later member of its family."""
+    aims: tuple[str, ...] = ()
+    """What the added faults aim at, for people."""
+
+
+def moment_of(event: HistoryEvent) -> Moment | None:
+    """What a history event is for those who aim."""
+    match event.f:
+        case OpKind.PUBLISH:
+            return Moment.PUBLISH if event.type is OpType.INVOKE else Moment.CONFIRM
+        case OpKind.DELIVER:
+            return Moment.DEAD_LETTER if event.queue.startswith("$dlq/") else Moment.DELIVERY
+        case OpKind.ACK | OpKind.NACK | OpKind.REJECT:
+            return Moment.SETTLEMENT if event.type is OpType.INVOKE else Moment.SETTLED
+        case OpKind.CONNECT | OpKind.SUBSCRIBE | OpKind.SESSION_END:
+            return Moment.SESSION
+        case OpKind.FAULT:
+            return Moment.FAULT
+        case _:
+            return None
+
+
+def family_of(number: int) -> int:
+    """The number of the first member of a schedule's family."""
+    return number - (number - 1) % FAMILY
+
+
+def from_file(scenario: Scenario, number: int) -> Schedule:
+    """The scenario as it is, with the number as its seed."""
+    return Schedule(number=number, scenario=replace(scenario, seed=number))
+
+
+def drawn_blindly(scenario: Scenario, number: int) -> Schedule:
+    """The first member of the family of ``number``."""
+    first = family_of(number)
+    rng = substream(first, "hunt/schedule")
+    options = draw_options(substream(first, "hunt/options"), scenario)
+    varied = replace(with_options(scenario, options), seed=first, targets=(), enough={})
+    span_s = lasts_s(varied.workload)
+    kinds = _kinds(rng, varied)
+    own = [fault for fault in scenario.faults if fault.at_s < span_s] if rng.random() < _FILE_FAULTS else []
+    chaos = _Chaos(rng, varied, kinds, span_s, own)
+    variations = (TINY_INSIDES,) if rng.random() < _TINY_CHANCE else ()
+    return Schedule(
+        number=first,
+        scenario=_with_faults(varied, chaos.faults(), span_s),
+        options=options,
+        variations=variations,
+    )
+
+
+def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Schedule:
+    """A later member of the family of ``blind``, whose run left ``events``."""
+    rng = substream(number, "hunt/aim")
+    scenario = blind.scenario
+    span_s = lasts_s(scenario.workload)
+    moments: dict[Moment, list[float]] = {}
+    for event in events:
+        moment = moment_of(event)
+        if moment is not None and event.time_ns < (span_s + _HEAL_S) * 1e9:
+            moments.setdefault(moment, []).append(event.time_ns / 1e9)
+    faults = list(scenario.faults)
+    aims = []
+    for _ in range(1 + (rng.random() < 0.4)):
+        if not moments:
+            break
+        moment = rng.choice(sorted(moments))
+        at_s = rng.choice(moments[moment]) + rng.choice((-1, 1)) * _AIM_S.draw(rng, {})
+        kind = rng.choice(sorted(FAULT_DRAWS))
+        if at_s > span_s + _HEAL_S / 2:
+            continue
+        if rng.random() < 0.5:  # what came later may hide what this one does
+            faults = [fault for fault in faults if fault.at_s < at_s]
+        fault = _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S)
+        if _fits(fault, faults, FAULT_DRAWS[kind]):
+            faults.append(fault)
+            aims.append(f"{kind.value} at a {moment.value}")
+    return Schedule(
+        number=number,
+        scenario=_with_faults(scenario, faults, span_s),
+        options=blind.options,
+        variations=blind.variations,
+        aimed=True,
+        aims=tuple(aims),
+    )
+
+
+def _kinds(rng: random.Random, scenario: Scenario) -> list[FaultKind]:
+    """The kinds that take part, at least one."""
+    every = sorted(FAULT_DRAWS)
+    if rng.random() < _EVERY_KIND:
+        return every
+    return [kind for kind in every if rng.random() < _ENABLED] or [rng.choice(every)]
+
+
+class _Chaos:
+    """Draws the faults of one schedule."""
+
+    def __init__(
+        self, rng: random.Random, scenario: Scenario, kinds: list[FaultKind], span_s: float, own: list[Fault]
+    ) -> None:
+        self._rng = rng
+        self._scenario = scenario
+        self._kinds = kinds
+        self._span_s = span_s
+        self._faults = own
+        # A start that is not left alone is the exception: the bugs of the first moments are few.
+        self._start_s = 0.0 if rng.random() < 0.1 else min(Spread(0.02, 0.5).draw(rng, {}), span_s / 2)
+
+    def faults(self) -> list[Fault]:
+        rng = self._rng
+        windows = list(self._windows())
+        count = 1
+        while count < _MOST_FAULTS and rng.random() < 0.7:
+            count += 1
+        for _ in range(count):
+            for _ in range(_TRIES):
+                kind = rng.choice(self._kinds)
+                row = FAULT_DRAWS[kind]
+                fault = _fault(rng, kind, self._moment_s(windows), self._scenario, self._span_s + _HEAL_S)
+                if _fits(fault, self._faults, row):
+                    self._faults.append(fault)
+                    break
+        return self._faults
+
+    def _windows(self) -> Iterator[tuple[float, float]]:
+        """Times with faults; between them it is quiet."""
+        rng = self._rng
+        for _ in range(rng.randint(1, 3)):
+            begin = rng.uniform(self._start_s, self._span_s)
+            yield begin, min(begin + Spread(0.02, max(0.04, self._span_s)).draw(rng, {}), self._span_s)
+
+    def _moment_s(self, windows: list[tuple[float, float]]) -> float:
+        rng = self._rng
+        if self._faults and rng.random() < _CLOSE:
+            other = rng.choice(self._faults)
+            return other.at_s + other.for_s + _SOON_S.draw(rng, {})
+        return rng.uniform(*rng.choice(windows))
+
+
+def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario, healed_s: float) -> Fault:
+    """A fault of a kind at a time, over when everything must be healed."""
+    row = FAULT_DRAWS[kind]
+    targets = [name for target in row.targets for name in (scenario.topology.nodes if target == NODE else (target,))]
+    at_s = round(min(at_s, healed_s), 6)
+    for_s = 0.0
+    if row.for_s is not None:
+        drawn = row.for_s.draw(rng, {})
+        assert isinstance(drawn, float)
+        for_s = min(drawn, max(0.001, round(healed_s - at_s, 6)))
+    fields: dict[str, object] = {}
+    for name, values in row.parameters.items():
+        fields[name] = values.draw(rng, fields)
+    return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": rng.choice(targets), **fields}, Fault)
+
+
+def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:
+    """Whether a fault may stand beside others."""
+    if sum(other.kind is fault.kind for other in others) >= row.most:
+        return False
+    return not any(
+        (other.kind in row.apart_from or fault.kind in FAULT_DRAWS[other.kind].apart_from)
+        and other.target == fault.target
+        and fault.at_s <= other.at_s + other.for_s
+        and other.at_s <= fault.at_s + fault.for_s
+        for other in others
+    )
+
+
+def _with_faults(scenario: Scenario, faults: list[Fault], span_s: float) -> Scenario:
+    """The scenario with these faults, in order of time; where one demands it a restart comes last."""
+    if any(FAULT_DRAWS[fault.kind].needs_restart for fault in faults):
+        last_s = max(span_s, *(fault.at_s + fault.for_s for fault in faults)) + 0.1
+        faults = [
+            *faults,
+            *(
+                Fault(at_s=round(last_s, 6), kind=FaultKind.CRASH, for_s=0.05, target=node)
+                for node in scenario.topology.nodes
+            ),
+        ]
+    faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind))
+    possible = [FAULT_DRAWS[fault.kind].worlds for fault in faults]
+    worlds = tuple(world for world in scenario.worlds if all(world in each for each in possible))
+    return replace(scenario, faults=tuple(faults), worlds=worlds)

@@ -1,0 +1,89 @@
+"""Drawn schedules: legal, as their tables say, the same for the same number, and aimed where they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from assay.faults.scenario import FaultKind, Scenario, ScenarioWorld, find_scenario, parse_scenario, shipped_scenarios
+from assay.reference_broker.config import parse_config
+from assay.sim.hunt.explore import run_schedule
+from assay.sim.hunt.fault_draws import FAULT_DRAWS
+from assay.sim.hunt.option_draws import OPTION_DRAWS
+from assay.sim.hunt.schedule import FAMILY, Schedule, aimed, drawn_blindly
+from assay.sim.hunt.workload_kinds import lasts_s
+
+FAMILIES = range(1, 200 * FAMILY, FAMILY)
+
+
+@pytest.fixture(scope="module")
+def schedules() -> list[Schedule]:
+    scenario = find_scenario("crash-restart")
+    return [drawn_blindly(scenario, number) for number in FAMILIES]
+
+
+def test_every_kind_of_fault_has_a_row() -> None:
+    assert sorted(FAULT_DRAWS) == sorted(FaultKind)
+
+
+@pytest.mark.parametrize("name", shipped_scenarios())
+def test_drawn_schedules_are_scenarios(name: str) -> None:
+    scenario = find_scenario(name)
+    for number in FAMILIES[:60]:
+        drawn = drawn_blindly(scenario, number).scenario
+        assert parse_scenario(msgspec.to_builtins(drawn)) == msgspec.convert(msgspec.to_builtins(drawn), Scenario)
+        parse_config({**drawn.topology.broker, "data_dir": "somewhere"})
+        assert ScenarioWorld.SIM in drawn.worlds
+
+
+def test_the_number_decides(schedules: list[Schedule]) -> None:
+    scenario = find_scenario("crash-restart")
+    again = [drawn_blindly(scenario, number) for number in FAMILIES[:20]]
+    assert again == schedules[:20]
+    assert len({msgspec.json.encode(schedule.scenario.faults) for schedule in schedules}) == len(schedules)
+
+
+def test_every_kind_and_option_is_drawn_and_no_schedule_has_all(schedules: list[Schedule]) -> None:
+    drawn = Counter(kind for schedule in schedules for kind in {fault.kind for fault in schedule.scenario.faults})
+    options = Counter(option for schedule in schedules for option in schedule.options)
+    for kind in FaultKind:
+        assert 0.05 * len(schedules) < drawn[kind] < 0.8 * len(schedules), kind
+    assert set(options) == set(OPTION_DRAWS)
+    assert max(len(schedule.options) for schedule in schedules) < len(OPTION_DRAWS) / 2 + 5
+
+
+def test_faults_keep_apart_and_heal(schedules: list[Schedule]) -> None:
+    for schedule in schedules:
+        scenario = schedule.scenario
+        assert scenario.faults
+        assert scenario.faults_end_s <= lasts_s(scenario.workload) + 2.5
+        for one, other in combinations(scenario.faults, 2):
+            at_once = one.at_s <= other.at_s + other.for_s and other.at_s <= one.at_s + one.for_s
+            if at_once and one.target == other.target:
+                assert other.kind not in FAULT_DRAWS[one.kind].apart_from
+        for kind, count in Counter(fault.kind for fault in scenario.faults).items():
+            assert count <= FAULT_DRAWS[kind].most + 1  # a restart may come last
+
+
+def test_what_aims_hits(schedules: list[Schedule]) -> None:
+    """The run is the same up to the added fault, so the fault is where it aims in the second run, too."""
+    blind = schedules[0]
+    _, events = run_schedule(blind)
+    hit = 0
+    for number in range(blind.number + 1, blind.number + FAMILY):
+        schedule = aimed(blind, number, events)
+        added = [fault for fault in schedule.scenario.faults if fault not in blind.scenario.faults]
+        first_s = min((fault.at_s for fault in added), default=0.0)
+        if not added or any(
+            fault.at_s < first_s for fault in blind.scenario.faults if fault not in schedule.scenario.faults
+        ):
+            continue
+        before = [event for event in events if event.time_ns < (first_s - 1e-6) * 1e9]
+        _, later = run_schedule(schedule)
+        assert later[: len(before)] == before
+        assert any(abs(event.time_ns / 1e9 - first_s) <= 0.0501 for event in events)
+        hit += 1
+    assert hit >= 3
