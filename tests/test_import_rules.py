@@ -31,6 +31,7 @@ QUEUES = "reference_broker.queues"
 CORE = "reference_broker.core"
 STORAGE = "reference_broker.storage"
 MQTT = "reference_broker.mqtt"
+AMQP091 = "reference_broker.amqp091"
 CONFIG_MQTT = "reference_broker.config_mqtt"
 CONFIG_LISTENERS = "reference_broker.config_listeners"
 CONFIG_NUMBERS = "reference_broker.config_numbers"
@@ -86,8 +87,11 @@ RULES: dict[str, tuple[str, ...]] = {
     f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG, f"{CORE}.tenant"),
     f"{MQTT}.batches": (f"{MQTT}.wire", f"{MQTT}.queue_topics", QUEUES, ROUTING),
     f"{MQTT}.sessions": (f"{MQTT}.queue_topics", CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    AMQP091: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
+    f"{AMQP091}.wire": (ROUTING,),
+    f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
-    NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
+    NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
     SERVER: (NODE, CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
@@ -213,7 +217,7 @@ def test_relative_imports_are_resolved(tmp_path: Path) -> None:
     assert _violations("reference_broker.core.engine", path) == ["reference_broker.server.tcp"]
 
 
-@pytest.mark.parametrize("folder", ["core", "queues", "routing", "mqtt"])
+@pytest.mark.parametrize("folder", ["core", "queues", "routing", "mqtt", "amqp091"])
 def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str) -> None:
     """Sans-IO: these modules would make a run depend on more than its inputs."""
     forbidden = {"time", "asyncio", "threading", "socket", "secrets", "uuid", "os", "select"}

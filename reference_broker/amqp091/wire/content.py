@@ -1,0 +1,99 @@
+"""Content headers and the properties of class basic (AMQP 0.9.1 section 4.2.6.1)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+from assay.reference_broker.amqp091.wire.fields import Reader, Table, bad_syntax, shortstr, table
+from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+
+BASIC: Final = 60
+_START: Final = struct.Struct(">HHQ")
+
+
+class BasicProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """As a publisher gave them; None = it did not. The order is that of their flags."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: Table | None = None
+    delivery_mode: int | None = None
+    """1 = transient, 2 = persistent."""
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    """Milliseconds, as digits."""
+    message_id: str | None = None
+    timestamp: int | None = None
+    """Seconds since the epoch."""
+    kind: str | None = None
+    """``type``"""
+    user_id: str | None = None
+    app_id: str | None = None
+    cluster_id: str | None = None
+    """Reserved; passed on."""
+
+
+_TYPES: Final = (
+    "shortstr",
+    "shortstr",
+    "table",
+    "octet",
+    "octet",
+    "shortstr",
+    "shortstr",
+    "shortstr",
+    "shortstr",
+    "longlong",
+    "shortstr",
+    "shortstr",
+    "shortstr",
+    "shortstr",
+)
+_FIELDS: Final = [
+    (name, kind, 1 << 15 - number)
+    for number, (name, kind) in enumerate(zip(BasicProperties.__struct_fields__, _TYPES, strict=True))
+]
+_KNOWN: Final = sum(flag for _, _, flag in _FIELDS)
+_WRITERS: Final[dict[str, Any]] = {
+    "shortstr": shortstr,
+    "table": table,
+    "octet": lambda value: bytes((value,)),
+    "longlong": struct.Struct(">Q").pack,
+}
+NONE: Final = BasicProperties()
+
+
+def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
+    """How long the body is, and its properties. Raises :class:`AmqpError`."""
+    if len(payload) < _START.size + 2:
+        raise bad_syntax("a content header is cut short", "sec.4.2.6.bad-content")
+    class_id, weight, size = _START.unpack_from(payload)
+    if class_id != BASIC or weight:
+        text = f"a content header of class {class_id}, weight {weight}, where 60 and 0 belong"
+        raise AmqpError(Reply.UNEXPECTED_FRAME, text, rule="sec.4.2.6.1")
+    reader = Reader(payload, _START.size)
+    flags = reader.short()
+    if flags & ~_KNOWN:
+        raise bad_syntax(f"property flags {flags:#06x}: more than there are properties", "sec.4.2.6.1")
+    if not flags:
+        reader.finish()
+        return size, NONE
+    found = {name: getattr(reader, kind)() for name, kind, flag in _FIELDS if flags & flag}
+    reader.finish()
+    return size, BasicProperties(**found)
+
+
+def encode_header(size: int, properties: BasicProperties) -> bytes:
+    """The payload of a header frame."""
+    flags, parts = 0, []
+    for name, kind, flag in _FIELDS:
+        value = getattr(properties, name)
+        if value is not None:
+            flags |= flag
+            parts.append(_WRITERS[kind](value))
+    return b"".join((_START.pack(BASIC, 0, size), flags.to_bytes(2, "big"), *parts))
