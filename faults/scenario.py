@@ -12,6 +12,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from assay.faults.workload_kinds import Absences as Absences
+from assay.faults.workload_kinds import Delays as Delays
+from assay.faults.workload_kinds import MqttWorkload as MqttWorkload
+from assay.faults.workload_kinds import PassingGroup as PassingGroup
+from assay.faults.workload_kinds import QueueWorkload as QueueWorkload
+from assay.faults.workload_kinds import Settlement as Settlement
+from assay.faults.workload_kinds import Transactions as Transactions
+from assay.faults.workload_kinds import Workload as Workload
+from assay.faults.workload_kinds import workload_problems
 from assay.reference_broker.trace.schema import Contract
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
@@ -36,44 +45,6 @@ class Topology(_Part, frozen=True, kw_only=True):
 
     nodes: tuple[str, ...] = ("broker",)
     broker: dict[str, Any] = {}
-
-
-class Settlement(_Part, frozen=True, kw_only=True):
-    """What a consumer does with a delivery: weights, drawn from the workload's random stream."""
-
-    ack: float = 1.0
-    nack: float = 0.0
-    reject: float = 0.0
-    ignore: float = 0.0
-    """Never settled: the delivery timeout must bring it back."""
-
-
-class QueueWorkload(_Part, frozen=True, kw_only=True):
-    """Producers and consumers of one durable queue, over MQTT 5."""
-
-    kind: Literal["queue"] = "queue"
-    queue: str
-    producers: int = 1
-    messages_per_producer: int = 100
-    rate_per_s: float = 100.0
-    """Messages per second of each producer, open loop."""
-    keys: int = 4
-    payload_bytes: int = 100
-    groups: tuple[str, ...] = ("workers",)
-    consumers_per_group: int = 1
-    process_s: tuple[float, float] = (0.0, 0.005)
-    """Uniform processing time between delivery and settlement."""
-    settlement: Settlement = Settlement()
-    publish_timeout_s: float = 2.0
-    """Without a confirm for this long, a publish is ``info`` and is not retried; the producer goes on."""
-    reconnect_after_s: float = 0.1
-    """Pause between the end of a connection and the next attempt."""
-    handshake_timeout_s: float = 2.0
-    """Without CONNACK or SUBACK for this long, the client gives the connection up."""
-    keep_alive_s: int = 4
-    """A client pings after half of this in silence and gives the connection up after another half without answer."""
-    max_unconfirmed: int = 64
-    """Publishes in flight per producer; more wait for their turn, and their latency counts from the intended time."""
 
 
 class FaultKind(StrEnum):
@@ -143,7 +114,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     worlds: tuple[ScenarioWorld, ...] = (ScenarioWorld.SIM, ScenarioWorld.REAL)
     """Where the fault schedule can be executed as written; a runner refuses the others."""
     topology: Topology = Topology()
-    workload: tuple[QueueWorkload, ...]
+    workload: tuple[Workload, ...]
     faults: tuple[Fault, ...] = ()
     delays: Delays = Delays()
     drain_timeout_s: float = 30.0
@@ -164,7 +135,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     @property
     def production_limit_s(self) -> float:
         """Seconds after which producers give up: twice the schedule, the faults and the drain timeout."""
-        schedules = (workload.messages_per_producer / workload.rate_per_s for workload in self.workload)
+        schedules = (workload.schedule_s for workload in self.workload)
         return 2 * max(schedules) + self.faults_end_s + self.drain_timeout_s
 
     @property
@@ -196,6 +167,10 @@ def find_scenario(name_or_path: str) -> Scenario:
 
 def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
     """Check plain data. Raises :class:`ScenarioError` naming the key."""
+    if isinstance(data, dict) and isinstance(data.get("workload"), list | tuple):
+        # An entry that names no kind is one of queues.
+        named = [{"kind": QueueWorkload.kind, **each} if isinstance(each, dict) else each for each in data["workload"]]
+        data = {**data, "workload": named}
     try:
         scenario = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:
@@ -203,7 +178,7 @@ def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
         raise ScenarioError(message) from error
     problems = [*_scenario_problems(scenario)]
     for index, workload in enumerate(scenario.workload):
-        problems += [f"workload[{index}].{problem}" for problem in _workload_problems(workload)]
+        problems += [f"workload[{index}].{problem}" for problem in workload_problems(workload)]
     for index, fault in enumerate(scenario.faults):
         problems += [f"faults[{index}].{problem}" for problem in _fault_problems(fault, scenario)]
     if problems:
@@ -217,9 +192,9 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield "topology.nodes: exactly one node is supported"
     if not scenario.workload:
         yield "workload: at least one entry is needed"
-    queues = [workload.queue for workload in scenario.workload]
-    if len(set(queues)) != len(queues):
-        yield "workload: each entry needs a queue of its own"
+    spaces = [workload.space for workload in scenario.workload]
+    if len(set(spaces)) != len(spaces):
+        yield "workload: each entry needs a queue or topic space of its own"
     if not scenario.worlds:
         yield "worlds: name sim, real or both"
     for name in ("network_s", "sync_s"):
@@ -236,42 +211,9 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
             f"drain_timeout_s: must exceed the {scenario.quiet_s:g} s of silence that prove a queue empty "
             "(drain_quiet_s, or contract.delivery_timeout_s + 1)"
         )
-
-
-_MOST: Final = {"producers": 1_000, "consumers_per_group": 1_000, "keys": 100_000, "max_unconfirmed": 10_000}
-_MAX_MESSAGES: Final = 10_000_000
-_MAX_PAYLOAD_BYTES: Final = 1_048_576
-
-
-def _workload_problems(workload: QueueWorkload) -> Iterator[str]:
-    for name, most in _MOST.items():
-        if not 1 <= getattr(workload, name) <= most:
-            yield f"{name}: must be 1 to {most}"
-    if not 1 <= workload.producers * workload.messages_per_producer <= _MAX_MESSAGES:
-        yield f"messages_per_producer: 1 to {_MAX_MESSAGES} messages in total"
-    if not 0 <= workload.payload_bytes <= _MAX_PAYLOAD_BYTES:
-        yield f"payload_bytes: must be 0 to {_MAX_PAYLOAD_BYTES}"
-    for name in ("rate_per_s", "publish_timeout_s", "reconnect_after_s", "handshake_timeout_s"):
-        if not getattr(workload, name) > 0:
-            yield f"{name}: must be above 0"
-    if not 1 <= workload.keep_alive_s <= 65_535:
-        yield "keep_alive_s: must be 1 to 65535"
-    if not 0 <= workload.process_s[0] <= workload.process_s[1]:
-        yield "process_s: needs two times, the shorter first"
-    if not workload.groups or len(set(workload.groups)) != len(workload.groups):
-        yield "groups: at least one name, each once"
-    weights = (
-        workload.settlement.ack,
-        workload.settlement.nack,
-        workload.settlement.reject,
-        workload.settlement.ignore,
-    )
-    if min(weights) < 0 or sum(weights) <= 0:
-        yield "settlement: weights must not be negative, and one must be above 0"
-    if not workload.queue or any(
-        level in ("", "#", "+") or level.startswith("$") for level in workload.queue.split("/")
-    ):
-        yield "queue: a topic path without wildcards, empty levels and levels that start with $"
+    longest_s = max((workload.longest_wait_s for workload in scenario.workload), default=0.0)
+    if scenario.quiet_s <= longest_s:
+        yield f"drain_quiet_s: must exceed the {longest_s:g} s for which messages may be kept back"
 
 
 def _fault_problems(fault: Fault, scenario: Scenario) -> Iterator[str]:

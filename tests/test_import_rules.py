@@ -100,8 +100,9 @@ RULES: dict[str, tuple[str, ...]] = {
     "conformance.adapter": ("conformance", "reference_broker"),
     "conformance.mutants": ("conformance", "reference_broker"),
     "conformance": ("conformance", TRACE),
-    "faults.scenario": (TRACE,),
-    "faults.workload": (TRACE, "conformance.wire", "faults.scenario"),
+    "faults.scenario": (TRACE, "faults.workload_kinds"),
+    "faults.workload_kinds": (TRACE,),
+    "faults.workload": (TRACE, "conformance.wire", "faults.scenario", "faults.workload_kinds"),
     "faults.measure": (TRACE, "faults.scenario", "faults.workload"),
     "faults": (
         "conformance.targets",

@@ -15,18 +15,26 @@ import msgspec
 
 from assay.conformance.checkers import (
     concurrent_delivery,
+    cursor,
+    delays,
     delivery_count,
     dlq_loss,
     dlq_without_cause,
     duplicate,
     lost,
+    mqtt_duplicate,
+    mqtt_session,
     order,
     phantom,
+    priority,
     redelivery_without_cause,
     resurrection,
+    retained,
+    transactions,
+    wills,
 )
 from assay.conformance.checkers.anomaly import Anomaly, to_findings
-from assay.conformance.checkers.tables import Tables, build_tables
+from assay.conformance.checkers.tables import MQTT_PREFIX, Tables, build_tables
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
 
@@ -43,6 +51,14 @@ CHECKERS: dict[str, Callable[[Tables, Contract], list[Anomaly]]] = {
     dlq_loss.CHECKER: dlq_loss.check,
     dlq_without_cause.CHECKER: dlq_without_cause.check,
     delivery_count.CHECKER: delivery_count.check,
+    transactions.CHECKER: transactions.check,
+    delays.CHECKER: delays.check,
+    priority.CHECKER: priority.check,
+    cursor.CHECKER: cursor.check,
+    mqtt_duplicate.CHECKER: mqtt_duplicate.check,
+    mqtt_session.CHECKER: mqtt_session.check,
+    retained.CHECKER: retained.check,
+    wills.CHECKER: wills.check,
 }
 
 
@@ -106,12 +122,12 @@ def _missing_claims(tables: Tables, contract: Contract) -> list[str]:
     reasons.extend(
         f"queue {queue!r} was not drained by group {group!r}"
         for queue, group in scopes
-        if not tables.drained(queue, group)
+        if not tables.drained(queue, group) and not tables.ended(queue, group)
     )
     if contract.dead_letters:
         reasons.extend(
             f"the dead-letter queue of {queue!r} was not drained"
-            for queue in sorted({queue for queue, _ in scopes})
+            for queue in sorted({queue for queue, _ in scopes if not queue.startswith(MQTT_PREFIX)})
             if not tables.dead_letters_drained(queue)
         )
     return reasons

@@ -35,6 +35,27 @@ class Anomaly(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """For people: the part that differs between rows, e.g. ``middle``. Not part of the definition."""
 
 
+def row_of(
+    checker: str, anomaly: str, event: HistoryEvent, detail: str, severity: Severity = Severity.SAFETY
+) -> Anomaly:
+    """The row of a delivery that breaks a rule."""
+    return Anomaly(
+        checker=checker,
+        anomaly=anomaly,
+        severity=severity,
+        queue=event.queue,
+        group=event.group,
+        value=event.value,
+        index=event.index,
+        detail=detail,
+    )
+
+
+def quality_if(excused: bool) -> Severity:
+    """How grave a row is that something may excuse."""
+    return Severity.QUALITY if excused else Severity.SAFETY
+
+
 def to_findings(rows: Iterable[Anomaly], events: Sequence[HistoryEvent]) -> list[Finding]:
     """One finding per (checker, anomaly, severity, queue, group), gravest first, with the events of some values."""
     grouped: defaultdict[tuple[str, str, str, str, str], list[Anomaly]] = defaultdict(list)

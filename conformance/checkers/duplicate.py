@@ -9,7 +9,8 @@ empty, else none::
 
 A publisher that sent a value once must find it stored once, whatever the contract; a publisher that retried may find
 it twice unless the broker promised to deduplicate. Copies in a dead-letter queue do not count: each group dead-letters
-its own, and a crash between copying and settling may copy again.
+its own, and a crash between copying and settling may copy again. A delayed message over whose life power was lost may
+have fired twice (Q-DELAY-21), and is passed over; so is plain MQTT, which has rules of its own.
 
 Severity: ``safety``. ``index`` is the first delivery that shows a second position (B1) or the second delivery (B2);
 B1 rows have no group.
@@ -18,7 +19,8 @@ B1 rows have no group.
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.tables import Tables
+from assay.conformance.checkers.excuses import fired_again
+from assay.conformance.checkers.tables import MQTT_PREFIX, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, HistoryEvent
 
@@ -46,9 +48,14 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             if where is None or first.setdefault((queue, value), where) == where or (queue, value) in reported:
                 continue
             send = tables.sends.get(value)
-            if send is not None and (send.invocations == 1 or exactly_once):
+            once = send is not None and (send.invocations == 1 or exactly_once)
+            if once and not fired_again(tables, send, event.index):
                 reported.add((queue, value))
-        if len(events) > 1 and contract.delivery is not DeliveryGuarantee.AT_LEAST_ONCE:
+        if (
+            len(events) > 1
+            and contract.delivery is not DeliveryGuarantee.AT_LEAST_ONCE
+            and not queue.startswith(MQTT_PREFIX)
+        ):
             rows.append(_row("B2", queue, group, events[1], "delivered again"))
     if reported:
         rows.extend(_stored_twice(tables, reported))

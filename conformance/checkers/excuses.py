@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.conformance.checkers.tables import FaultSpan, Tables
+from assay.conformance.checkers.tables import FaultSpan, Send, Tables
 from assay.reference_broker.trace.schema import AckedMeans, Contract
 
 CRASHING = frozenset({"crash", "power_loss"})
@@ -39,3 +39,28 @@ def destroying_faults(tables: Tables, contract: Contract) -> list[FaultSpan]:
     """The faults of this history that excuse the loss of what was acknowledged before they began."""
     kinds = DESTROYING[contract.acked_means]
     return [span for span in tables.faults if span.kind in kinds]
+
+
+WRONG_CLOCK = frozenset({"clock_rate", "clock_jump"})
+"""The broker's clock is not that of who measures it."""
+POWER = frozenset({"power_loss", "torn_write"})
+DISTURBING = CUTTING | DELAYING
+"""What a client sees says little of what the broker did just then."""
+
+
+def destroyed(tables: Tables, contract: Contract, acknowledged_idx: int, seen_idx: int) -> bool:
+    """Whether a fault may have undone what was acknowledged then, as was seen later."""
+    return any(acknowledged_idx < span.from_idx < seen_idx for span in destroying_faults(tables, contract))
+
+
+def disturbed(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int, until_ns: int) -> bool:
+    """As :func:`active`, faults that began until ``until_ns`` included."""
+    return any(
+        span.kind in kinds and (span.from_idx < to_idx or span.from_ns <= until_ns) and span.to_idx > from_idx
+        for span in tables.faults
+    )
+
+
+def fired_again(tables: Tables, send: Send | None, seen_idx: int) -> bool:
+    """Whether a delayed message may have fired a second time before it was seen: over a loss of power (Q-DELAY-21)."""
+    return send is not None and send.delay_ns >= 0 and active(tables, POWER, send.inv_idx, seen_idx)

@@ -5,14 +5,15 @@ For a main queue Q and a group g, with every set taken over the tables of :mod:`
     acked(Q, g)  = {s in sends : s.queue = Q, s.status = ok, s.inv_idx > subscribed[Q, g] (where g has a SUBSCRIBE ok)}
     read(Q, g)   = {d.value : d main delivery of Q to g}
     dead(Q)      = {d.value : d delivery of $dlq/Q}
-    closed(Q, g) = DRAIN ok of (Q, g), and (contract.dead_letters implies DRAIN ok of $dlq/Q)
+    closed(Q, g) = DRAIN ok of (Q, g), and (contract.dead_letters and Q a queue imply DRAIN ok of $dlq/Q)
 
     A1 = {s in acked(Q, g) : s.value not in read(Q, g) + dead(Q)}                        if closed(Q, g), else no claim
     F6 = {s in acked(Q, g) : s.value in read(Q, g), not in dead(Q), not final(Q, g, s)}  if closed(Q, g), else no claim
     final(Q, g, s) = an ACK or REJECT by g was invoked for s.value with status ok or info
 
 F6 says that the broker took a message for settled although nobody settled it (a dropped nack, for example). It is
-claimed only of contracts that promise at least one delivery until settlement, that is of all but ``at_most_once``.
+claimed only of contracts that promise at least one delivery until settlement, that is of all but ``at_most_once``, and
+not of plain MQTT, where nobody says whether an acknowledgement arrived.
 
 Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when a fault that the contract lets destroy
 acknowledged data (:data:`assay.conformance.checkers.excuses.DESTROYING`) began after the send was acknowledged (A1) or
@@ -29,7 +30,7 @@ from collections import defaultdict
 
 from assay.conformance.checkers.anomaly import Anomaly
 from assay.conformance.checkers.excuses import destroying_faults
-from assay.conformance.checkers.tables import Scope, Send, Tables
+from assay.conformance.checkers.tables import MQTT_PREFIX, Scope, Send, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
 
@@ -41,7 +42,7 @@ def closed(tables: Tables, contract: Contract, scope: Scope) -> bool:
     queue, group = scope
     if not tables.drained(queue, group):
         return False
-    return not contract.dead_letters or tables.dead_letters_drained(queue)
+    return queue.startswith(MQTT_PREFIX) or not contract.dead_letters or tables.dead_letters_drained(queue)
 
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
@@ -65,6 +66,7 @@ def _check_scope(
     dead = tables.dead_values(queue)
     since = tables.subscribed.get(scope, -1)
     excused = contract.delivery is DeliveryGuarantee.AT_MOST_ONCE
+    settles = not excused and not queue.startswith(MQTT_PREFIX)
     missing: list[Send] = []
     rows: list[Anomaly] = []
     for send in acked:
@@ -73,7 +75,7 @@ def _check_scope(
         seen = tables.main.get((queue, group, send.value))
         if seen is None:
             missing.append(send)
-        elif not excused and not _final(tables, queue, group, send.value):
+        elif settles and not _final(tables, queue, group, send.value):
             last = seen[-1].index
             severity = Severity.QUALITY if last < destroyed_from else Severity.SAFETY
             rows.append(

@@ -4,7 +4,9 @@ Claimed only when the contract's order is ``per_producer_key``. Take the *first*
 (queue, group, value) the delivery of least idx; keep those whose send s has status ok (an unconfirmed message may have
 travelled on a connection that the producer had given up), and, when contract.redelivery_may_reorder, drop those with
 ``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it).
-A stream is (queue, group, s.producer, s.key). ::
+Messages with a delay take no part, nor do shared subscriptions, whose order MQTT leaves open (5.0, 4.6).
+A stream is (queue, group, s.producer, s.key, s.lane), where no lane means lane 2. In plain MQTT, whose keys are
+topic and QoS, that is MQTT-4.6.0-5. ::
 
     D8 = {b : there is a in the stream of b with a.idx < b.idx, a.seq > b.seq, and
               (a.process = b.process, or started[b.process] > a.idx and no fault of a CRASHING kind overlaps
@@ -21,11 +23,12 @@ from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly
 from assay.conformance.checkers.excuses import CRASHING, active
-from assay.conformance.checkers.tables import Tables
+from assay.conformance.checkers.tables import SHARE_PREFIX, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpType, OrderGuarantee
 
 CHECKER = "order"
+NORMAL_LANE = 2
 
 
 class _Stream:
@@ -58,17 +61,18 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
         return []
     sends = tables.sends
     started = tables.started
-    streams: dict[tuple[str, str, str, str], _Stream] = {}
+    streams: dict[tuple[str, str, str, str, int], _Stream] = {}
     rows = []
     firsts = [events[0] for events in tables.main.values()]
     firsts.sort(key=lambda event: event.index)
     for event in firsts:
         send = sends.get(event.value)
-        if send is None or send.status is not OpType.OK:
+        if send is None or send.status is not OpType.OK or send.delay_ns >= 0 or event.group.startswith(SHARE_PREFIX):
             continue
         if contract.redelivery_may_reorder and (event.redelivered or event.delivery_count > 1):
             continue
-        identity = (event.queue, event.group, send.producer, send.key)
+        lane = send.lane if send.lane >= 0 else NORMAL_LANE
+        identity = (event.queue, event.group, send.producer, send.key, lane)
         stream = streams.get(identity)
         if stream is None:
             stream = streams[identity] = _Stream()

@@ -28,6 +28,9 @@ An unjustified d_k is of exactly one class:
 - ``B6`` concurrent delivery: not late, it went to another process than d_(k-1), and that process had invoked no
   settlement of the subject with inv_idx in (d_(k-1).idx, d_k.idx);
 - ``B3`` redelivery without cause: the rest.
+
+Plain MQTT has rules of its own. A delayed message over whose life power was lost may have fired twice (Q-DELAY-21), and
+is passed over.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from enum import StrEnum
 import msgspec
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import CUTTING, destroying_faults, timeouts_within
+from assay.conformance.checkers.excuses import CUTTING, destroying_faults, fired_again, timeouts_within
 from assay.conformance.checkers.tables import FaultSpan, Settlement, Subject, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
@@ -81,9 +84,9 @@ def rows_of(kind: RedeliveryClass, checker: str, detail: str, tables: Tables, co
     destroying = destroying_faults(tables, contract)
     rows = []
     for found in unjustified(tables, contract):
-        if found.kind is not kind:
-            continue
         event = found.delivery
+        if found.kind is not kind or fired_again(tables, tables.sends.get(event.value), event.index):
+            continue
         excused = kind is RedeliveryClass.RESURRECTION and any(
             found.settled_idx < span.from_idx < event.index for span in destroying
         )

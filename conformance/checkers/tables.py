@@ -4,11 +4,12 @@ A history is a sequence of events; the checkers think in five relations. ``index
 below), ``time_ns`` only measures.
 
 ``sends``
-    One row per distinct ``value`` that occurs in a PUBLISH event of type ``invoke``.
+    One row per distinct ``value`` that occurs in a PUBLISH or WILL event of type ``invoke``. A will is ``info``.
     ``queue, key, producer, seq, inv_idx, inv_ns`` come from the first invocation; ``invocations`` counts them (more
     than one means that the publisher retried). ``status`` is ``ok`` if any completion is ``ok``; else ``info`` if any
     is ``info`` or any invocation has no completion; else ``fail``. ``cpl_idx, cpl_ns`` come from the first ``ok``
-    completion, or are -1.
+    completion, or are -1. A send that a CANCEL was invoked for, which was not refused, is ``info`` instead of ``ok``:
+    it may be there or not; ``taken_back`` is the ``idx`` of the first CANCEL ``ok``, or -1.
 ``deliveries``
     The DELIVER events of type ``ok``, in order of ``idx``. A delivery is *dead-lettered* when its queue begins with
     ``$dlq/``; the rest of that name is its source queue. All others are *main* deliveries.
@@ -23,8 +24,18 @@ below), ``time_ns`` only measures.
     from the completion (``op`` = the invocation's index, or failing that the next FAULT event of the same ``detail``
     that is not an ``invoke``), or ``END_IDX``/``END_NS`` when there is none.
 
-Besides: ``subscribed[queue, group]`` is the ``idx`` of the group's first SUBSCRIBE ``ok``; ``drains[queue, group]`` the
-last DRAIN event (of any type but ``invoke``) of that scope; ``started[process]`` the ``idx`` of its first event.
+``commits``
+    One row per transaction that a COMMIT was invoked for: ``inv_idx`` and ``status``.
+``sessions``
+    Per MQTT session (CONNECT events with a ``group``) its connections in order, from CONNECT and SESSION_END.
+``wills``, ``reads``
+    One row per WILL, and per READ ``ok``, with their invocations.
+
+Besides: ``subscribed[queue, group]`` is the ``idx`` of the group's first SUBSCRIBE ``ok``; ``latest[queue, group]``
+that of its first SUBSCRIBE of any type, where that asks to begin at the latest message; ``drains[queue, group]`` the
+last DRAIN event (of any type but ``invoke``) of that scope; ``started[process]`` the ``idx`` of its first event. A
+scope whose own DRAIN is ``fail`` has *ended*: nothing is owed to it. Queues that begin with ``$mqtt/`` are topic
+spaces of plain MQTT, whose groups are sessions and shares.
 """
 
 from __future__ import annotations
@@ -37,6 +48,11 @@ import msgspec
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 DLQ_PREFIX = "$dlq/"
+MQTT_PREFIX = "$mqtt/"
+RETAINED_PREFIX = "$retained/"
+SHARE_PREFIX = "$share/"
+REMOVES = "removes"
+"""``reason`` of a retained publish that removes what is there."""
 END_IDX = 2**62
 END_NS = 2**62
 
@@ -56,6 +72,12 @@ class Send(msgspec.Struct, kw_only=True, gc=False):
     status: OpType = OpType.INFO
     cpl_idx: int = -1
     cpl_ns: int = -1
+    taken_back: int = -1
+    removes: bool = False
+    txn: str = ""
+    qos: int = -1
+    delay_ns: int = -1
+    lane: int = -1
 
 
 class Settlement(msgspec.Struct, kw_only=True, gc=False):
@@ -88,6 +110,56 @@ class FaultSpan(msgspec.Struct, kw_only=True, gc=False):
         return self.from_idx < to_idx and self.to_idx > from_idx
 
 
+class Commit(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``commits``."""
+
+    inv_idx: int
+    status: OpType = OpType.INFO
+
+
+class Link(msgspec.Struct, kw_only=True, gc=False):
+    """One connection of an MQTT session."""
+
+    process: str
+    expiry_ns: int
+    """Of the session; -1: for ever."""
+    inv_idx: int
+    inv_ns: int
+    old: bool = False
+    """MQTT 3.1.1."""
+    status: OpType = OpType.INFO
+    present: bool = False
+    """The broker resumed a session."""
+    ok_idx: int = -1
+    ok_ns: int = -1
+    end_idx: int = END_IDX
+    end_ns: int = END_NS
+    alive_ns: int = END_NS
+    """Last sign of life from the broker."""
+
+
+class Will(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``wills``."""
+
+    send: Send
+    session: str
+    process: str
+    status: OpType = OpType.INFO
+    """``ok``: due; ``fail``: withdrawn by DISCONNECT."""
+    end_idx: int = END_IDX
+    end_ns: int = END_NS
+
+
+class Read(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``reads``: what was retained on a topic when somebody subscribed."""
+
+    topic: str
+    value: str
+    """Empty: nothing."""
+    inv_idx: int
+    idx: int
+
+
 Scope = tuple[str, str]
 """(queue, group)."""
 Subject = tuple[str, str, str]
@@ -104,7 +176,9 @@ class Tables:
         self.main: dict[Subject, list[HistoryEvent]] = {}
         """Main deliveries of each subject, in order."""
         self.repeated: dict[Subject, None] = {}
-        """Subjects with more than one main delivery, as an ordered set."""
+        """Subjects of queues with more than one main delivery, as an ordered set."""
+        self.repeated_mqtt: dict[Subject, None] = {}
+        """The same for plain MQTT."""
         self.settlements: dict[Subject, list[Settlement]] = {}
         self.refused: dict[Subject, None] = {}
         """Subjects with a NACK or REJECT, as an ordered set."""
@@ -114,6 +188,13 @@ class Tables:
         self.subscribed: dict[Scope, int] = {}
         self.drains: dict[Scope, HistoryEvent] = {}
         self.started: dict[str, int] = {}
+        self.latest: dict[Scope, int] = {}
+        self.commits: dict[str, Commit] = {}
+        self.sessions: dict[str, list[Link]] = {}
+        self.links: dict[str, Link] = {}
+        """The connection of each process of a session."""
+        self.wills: dict[str, Will] = {}
+        self.reads: list[Read] = []
         self.events = 0
         self._scopes: list[Scope] | None = None
 
@@ -136,6 +217,11 @@ class Tables:
                 return drain.type is OpType.OK
         return False
 
+    def ended(self, queue: str, group: str) -> bool:
+        """Whether the group or session came to its end before the final read."""
+        drain = self.drains.get((queue, group))
+        return drain is not None and drain.type is OpType.FAIL
+
     def dead_letters_drained(self, queue: str) -> bool:
         """Whether the dead-letter queue of ``queue`` was read until empty, by whichever group read it."""
         name = DLQ_PREFIX + queue
@@ -156,6 +242,11 @@ class _Builder:
         self._open_sends: dict[int, Send] = {}
         self._open_settlements: dict[int, Settlement] = {}
         self._open_faults: dict[int, FaultSpan] = {}
+        self._open_commits: dict[int, Commit] = {}
+        self._open_links: dict[int, Link] = {}
+        self._open_reads: dict[int, int] = {}
+        self._taken_back: list[Send] = []
+        self._open_cancels: dict[int, Send] = {}
 
     def publish(self, event: HistoryEvent) -> None:
         if event.type is OpType.INVOKE:
@@ -169,6 +260,11 @@ class _Builder:
                     seq=event.seq,
                     inv_idx=event.index,
                     inv_ns=event.time_ns,
+                    removes=event.reason == REMOVES,
+                    txn=event.txn,
+                    qos=event.qos,
+                    delay_ns=event.delay_ns,
+                    lane=event.lane,
                 )
             else:
                 send.invocations += 1
@@ -237,7 +333,7 @@ class _Builder:
             tables.main[subject] = [event]
         else:
             seen.append(event)
-            tables.repeated[subject] = None
+            (tables.repeated_mqtt if event.queue.startswith(MQTT_PREFIX) else tables.repeated)[subject] = None
 
     def fault(self, event: HistoryEvent) -> None:
         if event.type is OpType.INVOKE:
@@ -264,12 +360,97 @@ class _Builder:
         kind = event.f
         if kind is OpKind.SESSION_END:
             tables.session_ends[event.process].append((event.index, event.time_ns))
+            link = tables.links.get(event.process)
+            if link is not None:
+                link.end_idx, link.end_ns = event.index, event.time_ns
+                link.alive_ns = event.time_ns - max(0, event.delay_ns)
         elif kind is OpKind.FAULT:
             self.fault(event)
         elif kind is OpKind.DRAIN and event.type is not OpType.INVOKE:
             tables.drains[event.queue, event.group] = event
-        elif kind is OpKind.SUBSCRIBE and event.type is OpType.OK:
-            tables.subscribed.setdefault((event.queue, event.group), event.index)
+        elif kind is OpKind.SUBSCRIBE:
+            scope = (event.queue, event.group)
+            if event.type is OpType.OK:
+                tables.subscribed.setdefault(scope, event.index)
+            elif event.type is OpType.INVOKE and event.reason == "latest":
+                tables.latest.setdefault(scope, event.index)
+        elif kind is OpKind.CONNECT and event.group:
+            self.connect(event)
+        elif kind is OpKind.WILL:
+            self.will(event)
+        elif kind is OpKind.READ:
+            self.read(event)
+        elif kind is OpKind.COMMIT:
+            self.commit(event)
+        elif kind is OpKind.CANCEL:
+            self.cancel(event)
+
+    def connect(self, event: HistoryEvent) -> None:
+        tables = self.tables
+        if event.type is OpType.INVOKE:
+            link = tables.links[event.process] = self._open_links[event.index] = Link(
+                process=event.process,
+                expiry_ns=event.delay_ns,
+                inv_idx=event.index,
+                inv_ns=event.time_ns,
+                old=event.detail == "MQTT 3.1.1",
+            )
+            tables.sessions.setdefault(event.group, []).append(link)
+            return
+        opened = self._open_links.pop(event.op, None)
+        if opened is None:
+            return
+        opened.status, opened.ok_idx, opened.ok_ns = event.type, event.index, event.time_ns
+        opened.present = event.reason == "present"
+        if event.type is not OpType.OK:
+            opened.end_idx, opened.end_ns, opened.alive_ns = event.index, event.time_ns, opened.inv_ns
+
+    def will(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            self.publish(event)
+            send = self.tables.sends[event.value]
+            self.tables.wills[event.value] = Will(send=send, session=event.group, process=event.process)
+            return
+        will = self.tables.wills.get(event.value)
+        if will is not None:
+            will.status, will.end_idx, will.end_ns = event.type, event.index, event.time_ns
+
+    def read(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            self._open_reads[event.index] = event.index
+        elif event.type is OpType.OK and event.op in self._open_reads:
+            row = Read(topic=event.group, value=event.value, inv_idx=event.op, idx=event.index)
+            self.tables.reads.append(row)
+
+    def commit(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            opened = self._open_commits[event.index] = Commit(inv_idx=event.index)
+            self.tables.commits[event.txn] = opened
+            return
+        done = self._open_commits.pop(event.op, None)
+        if done is not None:
+            done.status = event.type
+
+    def cancel(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            send = self.tables.sends.get(event.value)
+            if send is not None:
+                self._open_cancels[event.index] = send
+                self._taken_back.append(send)
+            return
+        opened = self._open_cancels.pop(event.op, None)
+        if opened is None:
+            return
+        if event.type is OpType.FAIL:
+            self._taken_back.remove(opened)
+        elif event.type is OpType.OK and opened.taken_back < 0:
+            opened.taken_back = event.index
+
+    def finish(self) -> None:
+        """What a later event may undo."""
+        for send in self._taken_back:
+            if send.status is OpType.OK:
+                send.status = OpType.INFO
 
 
 def build_tables(events: Iterable[HistoryEvent]) -> Tables:
@@ -297,5 +478,6 @@ def build_tables(events: Iterable[HistoryEvent]) -> Tables:
             settle(event)
         else:
             builder.other(event)
+    builder.finish()
     tables.events = count
     return tables

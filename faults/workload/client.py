@@ -1,4 +1,4 @@
-"""The MQTT 5 client that producers and consumers share: connection, handshake, keep-alive, confirmed publishes.
+"""The MQTT client that all clients of workloads share: connection, handshake, keep-alive, publishes, absences.
 
 Sans-IO: a driver (asyncio sockets, or the simulator) moves bytes and time:
 
@@ -11,6 +11,7 @@ Sans-IO: a driver (asyncio sockets, or the simulator) moves bytes and time:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from enum import Enum, StrEnum
 from typing import Final
@@ -28,14 +29,17 @@ from assay.conformance.wire import (
     Pingresp,
     Properties,
     Puback,
+    Pubcomp,
     Publish,
+    Pubrec,
+    Pubrel,
     Suback,
     encode,
 )
 from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.faults.workload_kinds import Absences, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
 
-_VERSION: Final = 5
 _MAX_PACKET_ID: Final = 65_535
 _REFUSED: Final = 0x80
 """Reason codes from here on refuse (5.0, section 2.4)."""
@@ -76,15 +80,60 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     handshake_timeout_s: float
     keep_alive_s: int
 
+    @classmethod
+    def of(cls, workload: Workload) -> Timing:
+        """As a workload has it."""
+        return cls(
+            operation_timeout_s=workload.publish_timeout_s,
+            reconnect_after_s=workload.reconnect_after_s,
+            handshake_timeout_s=workload.handshake_timeout_s,
+            keep_alive_s=workload.keep_alive_s,
+        )
+
+
+class Coming(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client comes and goes, and the stream of chance that decides when."""
+
+    absences: Absences
+    rng: random.Random
+
+    def stay_s(self) -> float:
+        """How long it stays this time."""
+        return self.rng.uniform(*self.absences.stay_s)
+
+    def away_s(self) -> float:
+        """How long it is away this time."""
+        return self.rng.uniform(*self.absences.away_s)
+
+    def choose(self) -> Exit:
+        """How it goes this time."""
+        weights = (self.absences.leave, self.absences.drop, self.absences.take_over)
+        return self.rng.choices(tuple(Exit), weights)[0]
+
+
+class Exit(Enum):
+    """How a client goes."""
+
+    LEAVE = "leaves"
+    DROP = "drops"
+    TAKE_OVER = "is taken over"
+
 
 class Operation(msgspec.Struct, kw_only=True):
     """An invoked operation that awaits its completion."""
 
-    f: OpKind
+    f: OpKind | None
+    """None: a request that the history does not tell of."""
     process: str
     index: int
     deadline: float
     fields: EventFields
+    packet: Publish | None = None
+    """What was sent for it, if a packet with an identifier was."""
+    released: bool = False
+    """QoS 2: PUBREC has come."""
+    answer: Properties = Properties()
+    """Of the packet that completed it."""
 
 
 class WorkloadClient:
@@ -92,8 +141,20 @@ class WorkloadClient:
 
     role: ClientRole
 
-    def __init__(self, client_id: str, timing: Timing, history: HistoryRecorder, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        timing: Timing,
+        history: HistoryRecorder,
+        max_in_flight: int,
+        *,
+        coming: Coming | None = None,
+        version: int = 5,
+    ) -> None:
         self.client_id = client_id
+        self.version = version
+        self.resumes = False
+        """What is in flight is kept when a connection ends, and sent again in the next one of the session."""
         self.timing = timing
         self.history = history
         self.phase = ClientPhase.IDLE
@@ -103,7 +164,11 @@ class WorkloadClient:
         self._incarnation = 0
         self._phase_deadline: float | None = None
         self._output = bytearray()
-        self._decoder = Decoder(_VERSION, max_packet_bytes=MAX_PACKET_BYTES)
+        self._decoder = Decoder(version, max_packet_bytes=MAX_PACKET_BYTES)
+        self._coming = coming
+        self._move_at: float | None = None
+        self._absent_until = 0.0
+        self._heard_at = 0.0
         self._in_flight: dict[int, Operation] = {}
         self._abandoned: set[int] = set()
         """Packet identifiers of publishes that became ``info``: not free before the broker's answer or the end."""
@@ -131,28 +196,23 @@ class WorkloadClient:
         if self.phase is not ClientPhase.WANTED:
             self.closing = True
             return
-        self._decoder = Decoder(_VERSION, max_packet_bytes=MAX_PACKET_BYTES)
+        self._decoder = Decoder(self.version, max_packet_bytes=MAX_PACKET_BYTES)
         self._output.clear()
         self.closing = False
         self._end_detail = ""
-        self._send(
-            Connect(
-                client_id=self.client_id,
-                version=_VERSION,
-                keep_alive_s=self.timing.keep_alive_s,
-                properties=Properties(receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES),
-            )
-        )
-        self._begin_handshake(ClientPhase.CONNECTING, OpKind.CONNECT, now, {})
+        self._heard_at = now
+        self._connect(now, {})
 
     def connection_lost(self, now: float) -> None:
         """The transport ended, or could not be opened: whatever was in flight may or may not have happened."""
         had_session, self._has_session = self._has_session, False
-        unknown = [*self._in_flight.values()]
+        unknown: list[Operation] = []
+        if not self.resumes or self.phase is ClientPhase.STOPPED:
+            unknown += self._in_flight.values()
+            self._in_flight.clear()
         if self._handshake is not None:
             unknown.append(self._handshake)
         self._handshake = None
-        self._in_flight.clear()
         self._abandoned.clear()
         self._receive_maximum = 0
         self._ping_at = self._ping_deadline = None
@@ -162,19 +222,21 @@ class WorkloadClient:
             self._complete(operation, OpType.INFO, now, self._end_detail or "connection lost")
         if had_session:
             detail = self._end_detail or "connection lost"
-            self.history.record(now, process, OpKind.SESSION_END, OpType.OK, detail=detail)
+            silent_ns = max(0, round((now - self._heard_at) * 1e9))
+            self.history.record(now, process, OpKind.SESSION_END, OpType.OK, detail=detail, delay_ns=silent_ns)
         if unknown or had_session:
             self._retire()
         self.closing = False
         if self.phase is not ClientPhase.STOPPED:
             self.phase = ClientPhase.WAITING
-            self._phase_deadline = now + self.timing.reconnect_after_s
+            self._phase_deadline = max(now + self.timing.reconnect_after_s, self._absent_until)
         self._session_ended(now)
 
     def receive(self, data: bytes, now: float) -> None:
         """Take bytes from the broker. A protocol error ends the connection; it never raises."""
         if self.closing:
             return
+        self._heard_at = now
         self._ping_deadline = None
         self._ping_at = now + self._ping_after_s
         try:
@@ -208,6 +270,8 @@ class WorkloadClient:
                 self._abort("no answer to the handshake")
                 return
         self._expire_operations(now)
+        if not self.closing and self._move_at is not None and now >= self._move_at:
+            self._move(now)
         if not self.closing:
             self._keep_alive(now)
         if not self.closing and self.ready:
@@ -221,6 +285,30 @@ class WorkloadClient:
             self._abort("disconnect")
         self.phase = ClientPhase.STOPPED
         self._phase_deadline = None
+
+    # What the plan calls
+
+    def begin(self, now: float) -> None:
+        """Publishing begins: from now on the client may come and go."""
+        if self._coming is not None:
+            self._move_at = now + self._coming.stay_s()
+
+    def drain(self, now: float) -> None:
+        """Publishing is over: come back, and stay."""
+        self._move_at = None
+        self._absent_until = now
+        if self.phase is ClientPhase.WAITING:
+            self.phase, self._phase_deadline = ClientPhase.WANTED, None
+
+    @property
+    def prepared(self) -> bool:
+        """Publishing may begin, as far as this client is concerned."""
+        return self.ready
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is under way, so that silence proves something."""
+        return self.ready
 
     # What producers and consumers build on
 
@@ -244,9 +332,43 @@ class WorkloadClient:
         """Name of the logical process; a new one after every unknown outcome and every session."""
         return f"{self.client_id}.{self._incarnation}"
 
+    def _connect(self, now: float, fields: EventFields) -> None:
+        """Send CONNECT and record it; ``fields`` go with the event."""
+        self._send(self._connect_packet())
+        self._begin_handshake(ClientPhase.CONNECTING, OpKind.CONNECT, now, fields)
+
+    def _connect_packet(self) -> Connect:
+        asked = Properties(receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES)
+        return Connect(
+            client_id=self.client_id,
+            version=self.version,
+            keep_alive_s=self.timing.keep_alive_s,
+            properties=asked if self.version == 5 else Properties(),
+        )
+
+    def _accepted(self, packet: Connack, now: float) -> None:
+        """CONNACK said yes; called before :meth:`_connected`."""
+        if self._handshake is not None:
+            self._handshake.fields["reason"] = "present" if packet.session_present else "new"
+        self._end_handshake(OpType.OK, now)
+
     def _connected(self, now: float) -> None:
         """CONNACK said yes. A consumer subscribes here; a producer is ready."""
         self._become_ready(now)
+
+    def _move(self, now: float) -> None:
+        """It is time to go: how, and for how long, is drawn."""
+        assert self._coming is not None
+        chosen, pause_s = self._coming.choose(), self._coming.away_s()
+        self._move_at = now + pause_s + self._coming.stay_s()
+        if self.ready:
+            self._go(chosen, now, pause_s)
+
+    def _go(self, how: Exit, now: float, pause_s: float) -> None:
+        self._absent_until = now + pause_s
+        if how is Exit.LEAVE:
+            self._send(Disconnect())
+        self._abort(how.value)
 
     def _work(self, now: float) -> None:
         """Send whatever is due; called when ready."""
@@ -258,6 +380,10 @@ class WorkloadClient:
     def _on_suback(self, packet: Suback, now: float) -> None:
         """A SUBACK arrived."""
         self._abort("unexpected SUBACK")
+
+    def _on_other(self, packet: Packet, now: float) -> None:
+        """What only some clients expect."""
+        self._abort(f"unexpected {packet.type.name} from the broker")
 
     def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
         """An operation got its one completion, which is in the history by now."""
@@ -278,15 +404,29 @@ class WorkloadClient:
         return allowed - len(self._in_flight) - len(self._abandoned)
 
     def _publish(
-        self, f: OpKind, topic: str, payload: bytes, properties: Properties, fields: EventFields, now: float
+        self,
+        f: OpKind | None,
+        topic: str,
+        payload: bytes,
+        properties: Properties,
+        fields: EventFields,
+        now: float,
+        *,
+        qos: int = 1,
+        retain: bool = False,
     ) -> None:
-        """Invoke an operation that a QoS 1 publish carries out; its PUBACK completes it."""
-        packet_id = self._free_packet_id()
-        index = self.history.record(now, self.process, f, OpType.INVOKE, **fields)
-        self._in_flight[packet_id] = Operation(
-            f=f, process=self.process, index=index, deadline=now + self.timing.operation_timeout_s, fields=fields
+        """Invoke an operation that a publish carries out; its PUBACK or PUBCOMP completes it, at QoS 0 nothing does."""
+        index = -1 if f is None else self.history.record(now, self.process, f, OpType.INVOKE, **fields)
+        packet_id = self._free_packet_id() if qos else 0
+        packet = Publish(
+            topic=topic, payload=payload, qos=qos, packet_id=packet_id, retain=retain, properties=properties
         )
-        self._send(Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, properties=properties))
+        if qos:
+            deadline = now + self.timing.operation_timeout_s
+            self._in_flight[packet_id] = Operation(
+                f=f, process=self.process, index=index, deadline=deadline, fields=fields, packet=packet
+            )
+        self._send(packet)
 
     def _begin_handshake(self, phase: ClientPhase, f: OpKind, now: float, fields: EventFields) -> None:
         self.phase = phase
@@ -306,7 +446,7 @@ class WorkloadClient:
         self._work(now)
 
     def _send(self, packet: Packet) -> None:
-        self._output += encode(packet, _VERSION)
+        self._output += encode(packet, self.version)
 
     def _abort(self, detail: str) -> None:
         """Ask the driver to close the connection; ``detail`` goes into the history."""
@@ -327,10 +467,14 @@ class WorkloadClient:
         match packet:
             case Publish() if self._has_session:
                 self.on_publish(packet, now)
-            case Puback():
-                self._on_puback(packet, now)
+            case Puback() | Pubcomp():
+                self._on_answer(packet, now)
+            case Pubrec():
+                self._on_pubrec(packet, now)
+            case Pubrel():
+                self._on_pubrel(packet, now)
             case Pingresp():
-                pass
+                self._on_pingresp(now)
             case Connack() if self.phase is ClientPhase.CONNECTING:
                 self._on_connack(packet, now)
             case Suback() if self.phase is ClientPhase.SUBSCRIBING:
@@ -338,7 +482,7 @@ class WorkloadClient:
             case Disconnect():
                 self._abort(f"disconnected by the broker, reason 0x{packet.reason_code:02x}")
             case _:
-                self._abort(f"unexpected {packet.type.name} from the broker")
+                self._on_other(packet, now)
 
     def _on_connack(self, packet: Connack, now: float) -> None:
         if packet.reason_code >= _REFUSED:
@@ -351,16 +495,60 @@ class WorkloadClient:
         self._has_session = True
         # The broker may ask for more life signs than we offered (5.0, section 3.2.2.3.14); 0 turns its check off.
         self._ping_after_s = min(self.timing.keep_alive_s, packet.properties.server_keep_alive or _MAX_PACKET_ID) / 2
-        self._end_handshake(OpType.OK, now)
+        self._accepted(packet, now)
+        if self.closing:
+            return
+        if packet.session_present:
+            self._resend(now)
+        else:
+            self._give_up_in_flight(now, "the session was gone")
         self._connected(now)
 
-    def _on_puback(self, packet: Puback, now: float) -> None:
+    def _resend(self, now: float) -> None:
+        """What a connection before this one left unanswered (MQTT-4.4.0-1)."""
+        for operation in self._in_flight.values():
+            packet = operation.packet
+            assert packet is not None
+            operation.deadline = now + self.timing.operation_timeout_s
+            if operation.released:
+                self._send(Pubrel(packet_id=packet.packet_id))
+                continue
+            self._send(msgspec.structs.replace(packet, dup=True))
+            if packet.qos == 1 and operation.f is not None:
+                # Whatever became of the first one, this one makes another message of it.
+                self.history.record(now, self.process, operation.f, OpType.INVOKE, **operation.fields)
+
+    def _give_up_in_flight(self, now: float, detail: str) -> None:
+        given_up = [*self._in_flight.values()]
+        self._in_flight.clear()
+        for operation in given_up:
+            self._complete(operation, OpType.INFO, now, detail)
+
+    def _on_pubrec(self, packet: Pubrec, now: float) -> None:
+        operation = self._in_flight.get(packet.packet_id)
+        if operation is None or operation.packet is None or operation.packet.qos != 2:
+            self._abort(f"PUBREC for packet identifier {packet.packet_id}, which is not in use")
+        elif packet.reason_code >= _REFUSED:
+            self._on_answer(packet, now)
+        else:
+            operation.released = True
+            self._send(Pubrel(packet_id=packet.packet_id))
+
+    def _on_pubrel(self, packet: Pubrel, now: float) -> None:
+        self._on_other(packet, now)
+
+    def _on_pingresp(self, now: float) -> None:
+        """A ping was answered."""
+
+    def _on_answer(self, packet: Puback | Pubrec | Pubcomp, now: float) -> None:
         operation = self._in_flight.pop(packet.packet_id, None)
         if operation is None:
             if packet.packet_id not in self._abandoned:
-                self._abort(f"PUBACK for packet identifier {packet.packet_id}, which is not in use")
+                name = packet.type.name
+                self._abort(f"{name} for packet identifier {packet.packet_id}, which is not in use")
             self._abandoned.discard(packet.packet_id)
             return
+        operation.answer = packet.properties
         if packet.reason_code < _REFUSED:
             self._complete(operation, OpType.OK, now, "")
         else:
@@ -368,15 +556,29 @@ class WorkloadClient:
             self._complete(operation, OpType.FAIL, now, f"reason 0x{packet.reason_code:02x} {reason}".rstrip())
 
     def _complete(self, operation: Operation, type_: OpType, now: float, detail: str) -> None:
+        if operation.f is not None and self._is_complete(operation, type_):
+            self._record_completion(operation, type_, now, detail)
+        self._on_completed(operation, type_, now)
+
+    def _is_complete(self, operation: Operation, type_: OpType) -> bool:
+        """Whether the answer completes the operation; in a transaction, only that does."""
+        return True
+
+    def _record_completion(self, operation: Operation, type_: OpType, now: float, detail: str) -> None:
+        assert operation.f is not None
         fields = operation.fields.copy()
         fields["op"] = operation.index
         fields["detail"] = detail
         self.history.record(now, operation.process, operation.f, type_, **fields)
-        self._on_completed(operation, type_, now)
 
     def _expire_operations(self, now: float) -> None:
+        if self.resumes and not self._has_session:
+            return
         expired = [packet_id for packet_id, operation in self._in_flight.items() if now >= operation.deadline]
         if not expired:
+            return
+        if self.resumes:
+            self._abort(f"no answer for {self.timing.operation_timeout_s:g} s")
             return
         for packet_id in expired:
             operation = self._in_flight.pop(packet_id)
@@ -397,7 +599,9 @@ class WorkloadClient:
             return
         if self._phase_deadline is not None:
             yield self._phase_deadline
-        if self._in_flight:
+        if self._move_at is not None:
+            yield self._move_at
+        if self._in_flight and (self._has_session or not self.resumes):
             # One timeout for all, so the oldest operation is the first to expire; a dict keeps that order.
             yield next(iter(self._in_flight.values())).deadline
         if self._ping_deadline is not None:

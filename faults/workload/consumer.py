@@ -5,17 +5,27 @@ from __future__ import annotations
 import heapq
 import random
 import zlib
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Final
 
 import msgspec
 
-from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
-from assay.faults.scenario import QueueWorkload, Settlement
-from assay.faults.workload.client import ClientPhase, ClientRole, Operation, Timing, WorkloadClient
+from assay.conformance.wire import (
+    Packet,
+    Properties,
+    Puback,
+    Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+)
+from assay.faults.workload.client import ClientPhase, ClientRole, Coming, Operation, Timing, WorkloadClient
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import EventFields, HistoryRecorder
 from assay.faults.workload.payload import PayloadError, decode_payload
+from assay.faults.workload_kinds import PassingGroup, QueueWorkload, Settlement
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 DLQ_GROUP: Final = "dead-letter-watch"
@@ -74,15 +84,13 @@ class ConsumerClient(WorkloadClient):
         *,
         group: str,
         dead_letters: bool = False,
+        coming: Coming | None = None,
     ) -> None:
-        timing = Timing(
-            operation_timeout_s=workload.publish_timeout_s,
-            reconnect_after_s=workload.reconnect_after_s,
-            handshake_timeout_s=workload.handshake_timeout_s,
-            keep_alive_s=workload.keep_alive_s,
-        )
-        super().__init__(client_id, timing, history, _MAX_IN_FLIGHT)
+        super().__init__(client_id, Timing.of(workload), history, _MAX_IN_FLIGHT, coming=coming)
         self.group = group
+        """As the broker knows it."""
+        self.life = group
+        """As the history knows it: each life of a group that is deleted has a name of its own."""
         self.queue = f"$dlq/{workload.queue}" if dead_letters else workload.queue
         self.topic = self.queue if dead_letters else f"$queue/{workload.queue}"
         self._dead_letters = dead_letters
@@ -98,9 +106,9 @@ class ConsumerClient(WorkloadClient):
         self._subscribe_id = 0
 
     @property
-    def busy(self) -> bool:
-        """Holds deliveries, or waits for the answer to a settlement."""
-        return bool(self.unsettled or self.unanswered)
+    def at_rest(self) -> bool:
+        """Subscribed, holds no deliveries, and waits for no answer to a settlement."""
+        return self.ready and not (self.unsettled or self.unanswered)
 
     @property
     def unsettled(self) -> int:
@@ -109,6 +117,7 @@ class ConsumerClient(WorkloadClient):
 
     def drain(self, now: float) -> None:
         """From now on acknowledge everything, also what was to be ignored."""
+        super().drain(now)
         self._draining = True
         ignored, self._ignored = self._ignored, []
         for delivery in ignored:
@@ -117,17 +126,21 @@ class ConsumerClient(WorkloadClient):
             self._work(now)
 
     def _connected(self, now: float) -> None:
+        self._subscribe(now)
+
+    def _subscribe(self, now: float, *more: tuple[str, str]) -> None:
+        """``more``: user properties beside the group's name."""
         self._subscribe_id = self._free_packet_id()
         self._send(
             Subscribe(
                 packet_id=self._subscribe_id,
                 subscriptions=(Subscription(filter=self.topic, qos=1),),
-                properties=Properties(user_property=(("consumer-group", self.group),)),
+                properties=Properties(user_property=(("consumer-group", self.group), *more)),
             )
         )
-        self._begin_handshake(
-            ClientPhase.SUBSCRIBING, OpKind.SUBSCRIBE, now, {"queue": self.queue, "group": self.group}
-        )
+        fields: EventFields = {"queue": self.queue, "group": self.life}
+        fields["reason"] = dict(more).get("cursor", "")
+        self._begin_handshake(ClientPhase.SUBSCRIBING, OpKind.SUBSCRIBE, now, fields)
 
     def _on_suback(self, packet: Suback, now: float) -> None:
         if packet.packet_id != self._subscribe_id or len(packet.reason_codes) != 1:
@@ -176,7 +189,7 @@ class ConsumerClient(WorkloadClient):
         given: dict[str, str] = {}
         for name, value in packet.properties.user_property:
             given.setdefault(name, value)
-        fields: EventFields = {"queue": self.queue, "group": self.group}
+        fields: EventFields = {"queue": self.queue, "group": self.life}
         try:
             payload = decode_payload(packet.payload)
             fields |= {"value": payload.value, "key": payload.key, "producer": payload.producer, "seq": payload.seq}
@@ -227,7 +240,7 @@ class ConsumerClient(WorkloadClient):
             "queue": self.queue,
             "key": delivery.key,
             "value": delivery.value,
-            "group": self.group,
+            "group": self.life,
             "message_id": delivery.message_id,
             "partition": delivery.partition,
             "offset": delivery.offset,
@@ -241,8 +254,140 @@ class ConsumerClient(WorkloadClient):
 
     def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
         if operation.f in _VERB and not self._dead_letters:
-            self._ledger.settled(operation.fields["value"], self.group, operation.f, type_, now)
+            self._ledger.settled(operation.fields["value"], operation.fields["group"], operation.f, type_, now)
 
 
 def _number(text: str | None, absent: int) -> int:
     return int(text) if text is not None and text.isdigit() else absent
+
+
+class Membership(Enum):
+    """Where a passing group stands."""
+
+    ABSENT = "absent"
+    """It does not exist, and comes when its time has come."""
+    MEMBER = "member"
+    LEAVING = "leaving"
+    """UNSUBSCRIBE is under way."""
+    DELETING = "deleting"
+
+
+_DELETE_AGAIN_S: Final = 0.1
+
+
+class PassingConsumer(ConsumerClient):
+    """The one consumer of a group that comes late; it may leave, have the group deleted, and come again.
+
+    A deletion whose answer is lost is asked for again: either it is confirmed then, or the group is unknown by then.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        workload: QueueWorkload,
+        rng: random.Random,
+        history: HistoryRecorder,
+        ledger: Ledger,
+        passing: PassingGroup,
+    ) -> None:
+        super().__init__(client_id, workload, rng, history, ledger, group=passing.name)
+        self._passing = passing
+        self._lives = 0
+        self._membership = Membership.ABSENT
+        self._came = False
+
+    def start(self, now: float) -> None:
+        """It comes later."""
+
+    @property
+    def prepared(self) -> bool:
+        """Nobody waits for who comes later."""
+        return True
+
+    @property
+    def at_rest(self) -> bool:
+        """A member, with nothing under way."""
+        return super().at_rest and self._membership is Membership.MEMBER
+
+    def begin(self, now: float) -> None:
+        """Come when it is time."""
+        self.phase = ClientPhase.WAITING
+        self._phase_deadline = now + self._passing.at_s
+
+    def drain(self, now: float) -> None:
+        """Come now, if the group is not there, and stay."""
+        super().drain(now)
+        if self.phase is ClientPhase.IDLE:
+            self.phase = ClientPhase.WANTED
+        elif self._membership is Membership.ABSENT and self.ready:
+            self._come(now)
+
+    def _connected(self, now: float) -> None:
+        if self._membership in (Membership.LEAVING, Membership.DELETING):
+            # The end of the connection was the end of the membership.
+            self._membership = Membership.DELETING
+            self._become_ready(now)
+        else:
+            self._come(now)
+
+    def _come(self, now: float) -> None:
+        if self._membership is Membership.ABSENT:
+            self._lives += 1
+            self.life = self.group if self._lives == 1 else f"{self.group}~{self._lives}"
+            self._ledger.join(self.life)
+            self._membership = Membership.MEMBER
+        self._subscribe(now, ("cursor", self._passing.cursor))
+
+    def _become_ready(self, now: float) -> None:
+        if self._membership is Membership.MEMBER and self._passing.stay_s and not self._draining:
+            self._move_at = now + self._passing.stay_s
+        elif self._membership is Membership.DELETING:
+            self._move_at = now
+        super()._become_ready(now)
+
+    def _move(self, now: float) -> None:
+        self._move_at = None
+        if not self.ready:
+            return
+        match self._membership:
+            case Membership.MEMBER:
+                self._membership = Membership.LEAVING
+                self._due.clear()
+                self._ignored.clear()
+                self._subscribe_id = self._free_packet_id()
+                self._send(Unsubscribe(packet_id=self._subscribe_id, filters=(self.topic,)))
+                fields: EventFields = {"queue": self.queue, "group": self.life}
+                self._begin_handshake(ClientPhase.SUBSCRIBING, OpKind.UNSUBSCRIBE, now, fields)
+            case Membership.DELETING if self._window() > 0:
+                body = msgspec.json.encode({"group": self.group, "delete": True})
+                topic = f"$admin/queue/{self.queue}/groups"
+                asked: EventFields = {"queue": self.queue, "group": self.life}
+                self._publish(OpKind.DELETE, topic, body, Properties(), asked, now)
+            case Membership.ABSENT:
+                self._come(now)
+            case _:
+                self._move_at = now + _DELETE_AGAIN_S
+
+    def _on_other(self, packet: Packet, now: float) -> None:
+        expected = isinstance(packet, Unsuback) and packet.packet_id == self._subscribe_id
+        if not expected or self._membership is not Membership.LEAVING:
+            super()._on_other(packet, now)
+            return
+        self._end_handshake(OpType.OK, now)
+        self._membership = Membership.DELETING
+        self._become_ready(now)
+
+    def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
+        super()._on_completed(operation, type_, now)
+        if operation.f is not OpKind.DELETE:
+            return
+        unknown = dict(operation.answer.user_property).get("error") == "unknown_group"
+        if type_ is OpType.OK or (type_ is OpType.FAIL and unknown):
+            self._ledger.leave(self.life)
+            self.history.record(
+                now, "drain", OpKind.DRAIN, OpType.FAIL, queue=self.queue, group=self.life, detail="deleted"
+            )
+            self._membership = Membership.ABSENT
+            self._move_at = now if self._draining else now + self._passing.away_s
+        elif type_ is OpType.FAIL:
+            self._move_at = now + _DELETE_AGAIN_S

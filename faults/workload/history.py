@@ -28,6 +28,10 @@ class EventFields(TypedDict, total=False):
     redelivered: bool
     reason: str
     detail: str
+    txn: str
+    qos: int
+    delay_ns: int
+    lane: int
 
 
 class HistoryRecorder:

@@ -7,18 +7,30 @@ import random
 from enum import Enum
 from typing import Final
 
-from assay.faults.scenario import QueueWorkload, Scenario
-from assay.faults.workload.client import WorkloadClient
-from assay.faults.workload.consumer import DLQ_GROUP, ConsumerClient
+from assay.faults.scenario import Scenario
+from assay.faults.workload.client import Coming, WorkloadClient
+from assay.faults.workload.consumer import DLQ_GROUP, ConsumerClient, PassingConsumer
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import HistoryRecorder
+from assay.faults.workload.mqtt import (
+    MQTT_PREFIX,
+    PublisherClient,
+    RetainedReader,
+    Session,
+    SubscriberClient,
+    WillClient,
+)
 from assay.faults.workload.producer import ProducerClient
+from assay.faults.workload_kinds import MqttWorkload, QueueWorkload, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 SUBSCRIBE_PATIENCE_S: Final = 5.0
 """Producers begin when every consumer is subscribed, or after this long whatever happened."""
 MAX_LINGER_S: Final = 3.0
 _LINGER_MARGIN_S: Final = 0.5
+
+
+Talker = ProducerClient | PublisherClient | WillClient
 
 
 class PlanPhase(Enum):
@@ -36,21 +48,79 @@ def substream(seed: int, name: str) -> random.Random:
     return random.Random(f"{seed}/{name}")
 
 
-class _QueuePlan:
-    """Clients and final read of one queue."""
+class _Part:
+    """Clients and final read of one workload, whatever its kind."""
 
-    def __init__(self, workload: QueueWorkload, scenario: Scenario) -> None:
+    def __init__(self, plan: WorkloadPlan, workload: Workload, *, dead_letters: bool) -> None:
         self.workload = workload
-        self.ledger = Ledger(workload.groups, dead_letters=scenario.contract.dead_letters)
-        self.producers: list[ProducerClient] = []
-        self.consumers: list[ConsumerClient] = []
-        self.watchers: list[ConsumerClient] = []
+        self.talkers: list[Talker] = []
+        """Those who publish, and those who leave wills."""
+        self.readers: list[WorkloadClient] = []
+        self.queues: list[str] = []
+        """What the final read reads, as the history names it."""
         self.drained: OpType | None = None
+        if isinstance(workload, QueueWorkload):
+            self.ledger = Ledger(workload.groups, dead_letters=dead_letters)
+            self._build_queue(plan, workload, dead_letters=dead_letters)
+        else:
+            self.ledger = Ledger((), dead_letters=False)
+            self._build_mqtt(plan, workload)
+
+    def _build_queue(self, plan: WorkloadPlan, workload: QueueWorkload, *, dead_letters: bool) -> None:
+        history, ledger = plan.history, self.ledger
+        self.queues.append(workload.queue)
+        for _ in range(workload.producers):
+            name, rng = plan.name("p")
+            choices = plan.stream(name, "choices")
+            self.talkers.append(ProducerClient(name, workload, rng, history, ledger, choices))
+        for group in workload.groups:
+            for _ in range(workload.consumers_per_group):
+                name, rng = plan.name("c")
+                coming = plan.coming(name, workload)
+                self.readers.append(ConsumerClient(name, workload, rng, history, ledger, group=group, coming=coming))
+        for passing in workload.passing_groups:
+            name, rng = plan.name("g")
+            self.readers.append(PassingConsumer(name, workload, rng, history, ledger, passing))
+        if dead_letters:
+            name, rng = plan.name("d")
+            watcher = ConsumerClient(name, workload, rng, history, ledger, group=DLQ_GROUP, dead_letters=True)
+            self.readers.append(watcher)
+            self.queues.append(watcher.queue)
+
+    def _build_mqtt(self, plan: WorkloadPlan, workload: MqttWorkload) -> None:
+        history, ledger = plan.history, self.ledger
+        self.queues.append(MQTT_PREFIX + workload.name)
+        for _ in range(workload.publishers):
+            name, rng = plan.name("p")
+            self.talkers.append(PublisherClient(name, workload, rng, history, ledger))
+        kinds = (("s", workload.sessions), ("n", workload.clean_sessions), ("h", workload.share_members))
+        for kind, count in kinds:
+            for _ in range(count):
+                name, _rng = plan.name(kind)
+                coming = plan.coming(name, workload)
+                share = f"{workload.name}-members" if kind == "h" else ""
+                session = Session(name, ledger, history, workload.name, share)
+                several = kind == "s" and workload.absences is not None and workload.absences.take_over > 0
+                for device in (name, f"{name}b") if several else (name,):
+                    self.readers.append(
+                        SubscriberClient(device, workload, history, ledger, session, clean=kind == "n", coming=coming)
+                    )
+        if (retained := workload.retained) is not None:
+            for _ in range(retained.writers):
+                name, rng = plan.name("w")
+                self.talkers.append(PublisherClient(name, workload, rng, history, ledger, retained))
+            for _ in range(retained.readers):
+                name, rng = plan.name("r")
+                self.readers.append(RetainedReader(name, workload, retained, rng, history))
+        if (wills := workload.wills) is not None:
+            for _ in range(wills.clients):
+                name, rng = plan.name("l")
+                self.talkers.append(WillClient(name, workload, wills, rng, history, ledger))
 
     @property
-    def readers(self) -> tuple[ConsumerClient, ...]:
-        """Consumers of the queue and of its dead-letter queue."""
-        return (*self.consumers, *self.watchers)
+    def lingers(self) -> bool:
+        """Something may still come although nothing is owed."""
+        return isinstance(self.workload, MqttWorkload) and self.workload.wills is not None
 
 
 class WorkloadPlan:
@@ -65,41 +135,33 @@ class WorkloadPlan:
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self.phase = PlanPhase.IDLE
-        self._history = history
-        self._queues = [_QueuePlan(workload, scenario) for workload in scenario.workload]
+        self.history = history
         self._started_at = 0.0
         self._production_deadline = math.inf
         self._drain_deadline = 0.0
-        self._count = {"p": 0, "c": 0, "d": 0}
-        for queue in self._queues:
-            self._build(queue, dead_letters=scenario.contract.dead_letters)
-        self.producers = tuple(client for queue in self._queues for client in queue.producers)
-        self.consumers = tuple(client for queue in self._queues for client in queue.readers)
+        self._count: dict[str, int] = {}
+        dead_letters = scenario.contract.dead_letters
+        self._parts = [_Part(self, workload, dead_letters=dead_letters) for workload in scenario.workload]
+        self.producers = tuple(client for part in self._parts for client in part.talkers)
+        self.consumers = tuple(client for part in self._parts for client in part.readers)
         self.clients: tuple[WorkloadClient, ...] = (*self.consumers, *self.producers)
 
-    def _build(self, queue: _QueuePlan, *, dead_letters: bool) -> None:
-        workload = queue.workload
-        for _ in range(workload.producers):
-            name = self._name("p")
-            rng = substream(self.seed, f"workload/{name}")
-            queue.producers.append(ProducerClient(name, workload, rng, self._history, queue.ledger))
-        for group in workload.groups:
-            for _ in range(workload.consumers_per_group):
-                queue.consumers.append(self._consumer("c", queue, group=group))
-        if dead_letters:
-            queue.watchers.append(self._consumer("d", queue, group=DLQ_GROUP))
+    def name(self, kind: str) -> tuple[str, random.Random]:
+        """The next client's name, and its stream of chance."""
+        number = self._count.get(kind, 0)
+        self._count[kind] = number + 1
+        name = f"{kind}{number}"
+        return name, substream(self.seed, f"workload/{name}")
 
-    def _consumer(self, kind: str, queue: _QueuePlan, *, group: str) -> ConsumerClient:
-        name = self._name(kind)
-        rng = substream(self.seed, f"workload/{name}")
-        return ConsumerClient(
-            name, queue.workload, rng, self._history, queue.ledger, group=group, dead_letters=kind == "d"
-        )
+    def stream(self, name: str, use: str) -> random.Random:
+        """A further stream of a client."""
+        return substream(self.seed, f"workload/{name}/{use}")
 
-    def _name(self, kind: str) -> str:
-        name = f"{kind}{self._count[kind]}"
-        self._count[kind] += 1
-        return name
+    def coming(self, name: str, workload: Workload) -> Coming | None:
+        """How a reader comes and goes; None: it stays."""
+        if workload.absences is None:
+            return None
+        return Coming(absences=workload.absences, rng=self.stream(name, "absences"))
 
     @property
     def finished(self) -> bool:
@@ -108,13 +170,13 @@ class WorkloadPlan:
 
     @property
     def drained(self) -> bool:
-        """Every queue was read until empty."""
-        return all(queue.drained is OpType.OK for queue in self._queues)
+        """Everything was read until empty."""
+        return all(part.drained is OpType.OK for part in self._parts)
 
     @property
     def open_count(self) -> int:
         """(value, group) pairs that still wait to be settled or dead-lettered."""
-        return sum(queue.ledger.open_count for queue in self._queues)
+        return sum(part.ledger.open_count for part in self._parts)
 
     def start(self, now: float) -> None:
         """Start every client."""
@@ -128,15 +190,15 @@ class WorkloadPlan:
         """Move to the next phase when its time has come."""
         if self.phase is PlanPhase.SUBSCRIBING and self._may_produce(now):
             self.phase = PlanPhase.PRODUCING
-            for producer in self.producers:
-                producer.begin(now)
+            for client in self.clients:
+                client.begin(now)
         if self.phase is PlanPhase.PRODUCING and self._may_drain(now):
             self.phase = PlanPhase.DRAINING
             for producer in self.producers:
-                producer.cease()
+                producer.cease(now)
             self._drain_deadline = now + self.scenario.drain_timeout_s
-            for queue in self._queues:
-                queue.ledger.progress(now)
+            for part in self._parts:
+                part.ledger.progress(now)
             for consumer in self.consumers:
                 consumer.drain(now)
         if self.phase is PlanPhase.DRAINING:
@@ -149,14 +211,14 @@ class WorkloadPlan:
         if self.phase is PlanPhase.PRODUCING:
             return self._faults_end() if self._produced() else self._production_deadline
         if self.phase is PlanPhase.DRAINING:
-            return min(self._drain_deadline, *(self._silent_at(queue) for queue in self._queues))
+            return min(self._drain_deadline, *(self._silent_at(part) for part in self._parts))
         return None
 
     def _faults_end(self) -> float:
         return self._started_at + self.scenario.faults_end_s
 
     def _may_produce(self, now: float) -> bool:
-        return all(consumer.ready for consumer in self.consumers) or now >= self._started_at + SUBSCRIBE_PATIENCE_S
+        return all(client.prepared for client in self.consumers) or now >= self._started_at + SUBSCRIBE_PATIENCE_S
 
     def _may_drain(self, now: float) -> bool:
         return (now >= self._faults_end() and self._produced()) or now >= self._production_deadline
@@ -164,46 +226,45 @@ class WorkloadPlan:
     def _produced(self) -> bool:
         return all(producer.finished for producer in self.producers)
 
-    def _silent_at(self, queue: _QueuePlan) -> float:
-        """When the final read of a queue may end if nothing more happens.
+    def _silent_at(self, part: _Part) -> float:
+        """When the final read of a part may end if nothing more happens.
 
-        Never while a reader is not connected, or has deliveries left to settle.
+        Never while a reader is not connected, or has something under way.
         """
-        if queue.drained is not None or any(reader.busy or not reader.ready for reader in queue.readers):
+        if part.drained is not None or not all(reader.at_rest for reader in part.readers):
             return math.inf
-        return queue.ledger.last_progress + self._silence_s(queue)
+        return part.ledger.last_progress + self._silence_s(part)
 
-    def _silence_s(self, queue: _QueuePlan) -> float:
+    def _silence_s(self, part: _Part) -> float:
         """Silence that ends the final read: short when every value met its end, long enough for any redelivery else.
 
         The short one still waits for a delivery timeout (if that is short), so that a broker which delivers a settled
         message again is caught.
         """
-        if queue.ledger.open_count == 0:
+        if part.ledger.open_count == 0 and not part.lingers:
             return min(self.scenario.contract.delivery_timeout_s + _LINGER_MARGIN_S, MAX_LINGER_S)
         return self.scenario.quiet_s
 
     def _drain(self, now: float) -> None:
-        for queue in self._queues:
-            if queue.drained is None:
-                self._drain_queue(queue, now)
-        if all(queue.drained is not None for queue in self._queues):
+        for part in self._parts:
+            if part.drained is None:
+                self._drain_part(part, now)
+        if all(part.drained is not None for part in self._parts):
             self.phase = PlanPhase.FINISHED
             for client in self.clients:
                 client.stop(now)
 
-    def _drain_queue(self, queue: _QueuePlan, now: float) -> None:
-        if now >= self._silent_at(queue):
-            queue.drained = OpType.OK
-            detail = f"{queue.ledger.open_count} pairs of value and group without end"
+    def _drain_part(self, part: _Part, now: float) -> None:
+        if now >= self._silent_at(part):
+            part.drained = OpType.OK
+            detail = f"{part.ledger.open_count} pairs of value and group without end"
         elif now >= self._drain_deadline:
-            queue.drained = OpType.INFO
-            absent = [reader.client_id for reader in queue.readers if not reader.ready]
+            part.drained = OpType.INFO
+            absent = [reader.client_id for reader in part.readers if not reader.prepared]
             detail = f"not empty after {self.scenario.drain_timeout_s:g} s"
             if absent:
                 detail += f"; not connected: {', '.join(absent)}"
         else:
             return
-        names = [queue.workload.queue, *(watcher.queue for watcher in queue.watchers)]
-        for name in names:
-            self._history.record(now, "drain", OpKind.DRAIN, queue.drained, queue=name, detail=detail)
+        for name in part.queues:
+            self.history.record(now, "drain", OpKind.DRAIN, part.drained, queue=name, detail=detail)

@@ -4,7 +4,9 @@ Every driver (conformance, simulation, faults, load) writes these records and ev
 reports) reads them. A file is JSON lines, optionally zstd-compressed; its first line is the header.
 
 Status rule, never broken: a timeout or a lost connection is ``info`` (it may or may not have happened, for ever);
-only an explicit refusal by the broker is ``fail``.
+only an explicit refusal by the broker is ``fail``. A message published in a transaction completes as that does: ``ok``
+when its commit was confirmed, ``info`` when the commit was asked for and nothing is known, ``fail`` when the
+transaction was aborted, or abandoned without a commit: then nobody may ever see it.
 
 Every value sent is unique within a run: ``"<producer>-<sequence>"``.
 """
@@ -30,7 +32,20 @@ class OpKind(StrEnum):
 
     CONNECT = "connect"
     SUBSCRIBE = "subscribe"
+    UNSUBSCRIBE = "unsubscribe"
     PUBLISH = "publish"
+    WILL = "will"
+    """A will is left with the broker (``invoke``); its connection then ends without DISCONNECT (``ok``: the will is
+    due), with one (``fail``), or was never accepted (``info``)."""
+    COMMIT = "commit"
+    ABORT = "abort"
+    CANCEL = "cancel"
+    """A delayed message is taken back before its time."""
+    READ = "read"
+    """A new subscription asks for retained messages (``invoke``); one ``ok`` for each topic, without a value where
+    there was none."""
+    DELETE = "delete"
+    """A consumer group is deleted."""
     DELIVER = "deliver"
     """The broker pushed a message to a consumer; one event of type ``ok``, without invocation."""
     ACK = "ack"
@@ -41,7 +56,8 @@ class OpKind(StrEnum):
     FAULT = "fault"
     """A fault begins (``invoke``) or ends (``ok``); ``detail`` names its kind and targets."""
     DRAIN = "drain"
-    """Final read: ``ok`` says that the queue was read until empty, ``info`` that it could not be."""
+    """Final read: ``ok`` says that the queue was read until empty, ``info`` that it could not be, ``fail`` that the
+    group or session came to its end before, so that nothing is owed to it any more."""
 
 
 class OpType(StrEnum):
@@ -64,7 +80,9 @@ class HistoryEvent(Record, frozen=True, kw_only=True):
     op: int = -1
     """Ties a completion to its invocation: the ``index`` of the invocation; -1 where there is none."""
     queue: str = ""
-    """Queue or topic. Deliveries from a dead-letter queue carry the DLQ's own name (``$dlq/<queue>``)."""
+    """Queue; deliveries from a dead-letter queue carry the DLQ's own name (``$dlq/<queue>``). Plain MQTT: ``$mqtt/``
+    and the name of its topic space, or ``$retained/`` and it for retained messages; ``key`` is then the topic, and
+    ``:`` and the QoS of the publish."""
     key: str = ""
     """Partition key; empty when the publisher gave none."""
     value: str = ""
@@ -72,6 +90,7 @@ class HistoryEvent(Record, frozen=True, kw_only=True):
     seq: int = -1
     """Position of the value in its producer's stream, from 0."""
     group: str = ""
+    """Consumer group, or MQTT session. Each life of either has a name of its own."""
     message_id: str = ""
     partition: int = -1
     offset: int = -1
@@ -80,8 +99,17 @@ class HistoryEvent(Record, frozen=True, kw_only=True):
     redelivered: bool = False
     """The broker says that it delivered this message before (DUP flag or a count above 1)."""
     reason: str = ""
-    """Dead-letter or reject reason."""
+    """Dead-letter or reject reason; of a CONNECT what became of the session, of a retained publish that it removes."""
     detail: str = ""
+    txn: str = ""
+    """The transaction that the operation is part of."""
+    qos: int = -1
+    """MQTT Quality of Service of a publish, delivery or subscription; -1 where it does not matter."""
+    delay_ns: int = -1
+    """PUBLISH: not to be delivered before this long after the invocation. WILL: so long after the end of its
+    connection. CONNECT: Session Expiry Interval. SESSION_END: since the last sign of life from the broker. -1: none."""
+    lane: int = -1
+    """Priority of a publish to a queue: 0 is the most urgent of 5; -1 where the publisher gave none, which is 2."""
 
 
 class DeliveryGuarantee(StrEnum):

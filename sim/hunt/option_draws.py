@@ -224,7 +224,8 @@ def patient(scenario: Scenario) -> Scenario:
     queues = _configured(scenario)
     if not queues:
         return scenario
-    quiet_s = max(map(_longest_wait_s, queues)) + _QUIET_MARGIN_S
+    held_s = max(workload.longest_wait_s for workload in scenario.workload)
+    quiet_s = max(held_s, *map(_longest_wait_s, queues)) + _QUIET_MARGIN_S
     one_by_one_s = sum(
         workload.producers * workload.messages_per_producer * (workload.process_s[1] + _MESSAGE_S)
         for workload in scenario.workload

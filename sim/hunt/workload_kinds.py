@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from assay.faults.scenario import QueueWorkload, Settlement
+from assay.faults.scenario import MqttWorkload, QueueWorkload, Settlement
 
 _FEW_MESSAGES: Final = 15
 """Fewer per producer would make an anomaly depend on chance before the faults are gone."""
@@ -34,12 +34,21 @@ class WorkloadKind(msgspec.Struct, frozen=True, kw_only=True):
     """Times that were drawn become constants."""
 
 
-def _queue_lasts_s(workload: QueueWorkload) -> float:
-    return workload.messages_per_producer / workload.rate_per_s
+def _at_default(workload: msgspec.Struct, *names: str) -> Iterator[Any]:
+    """Without one of the parts that a workload need not have."""
+    defaults = {field.name: field for field in msgspec.structs.fields(workload)}
+    for name in names:
+        usual = defaults[name].default if defaults[name].default_factory is msgspec.NODEFAULT else {}
+        if getattr(workload, name) != usual:
+            yield replace(workload, **{name: usual})
 
 
-def _queue_operations(workload: QueueWorkload) -> int:
-    return workload.producers * workload.messages_per_producer
+def _smaller_numbers(workload: msgspec.Struct, least: int, *names: str) -> Iterator[Any]:
+    for name in names:
+        most = getattr(workload, name)
+        for fewer in dict.fromkeys((least, most // 2, most - 1)):
+            if least <= fewer < most:
+                yield replace(workload, **{name: fewer})
 
 
 def _queue_quicker(workload: QueueWorkload) -> QueueWorkload:
@@ -55,11 +64,11 @@ def _queue_fewer(workload: QueueWorkload) -> Iterator[QueueWorkload]:
 
 
 def _queue_simpler(workload: QueueWorkload) -> Iterator[QueueWorkload]:
-    for name in ("producers", "consumers_per_group", "keys"):
-        most = getattr(workload, name)
-        for fewer in dict.fromkeys((1, most // 2, most - 1)):
-            if 1 <= fewer < most:
-                yield replace(workload, **{name: fewer})
+    yield from _at_default(workload, "passing_groups", "transactions", "delays", "priorities", "absences")
+    yield from _smaller_numbers(workload, 1, "producers", "consumers_per_group", "keys")
+    for index in range(len(workload.passing_groups)):
+        left = workload.passing_groups[:index] + workload.passing_groups[index + 1 :]
+        yield replace(workload, passing_groups=left)
     if len(workload.groups) > 1:
         for index in range(len(workload.groups)):
             yield replace(workload, groups=workload.groups[:index] + workload.groups[index + 1 :])
@@ -86,10 +95,68 @@ def _queue_constant(workload: QueueWorkload) -> Iterator[QueueWorkload]:
             yield replace(workload, process_s=(fixed, fixed))
 
 
+def _mqtt_with(workload: MqttWorkload, messages: int, writes: int) -> MqttWorkload:
+    retained = workload.retained and replace(workload.retained, writes_per_writer=writes)
+    return replace(workload, messages_per_publisher=messages, retained=retained)
+
+
+def _mqtt_quicker(workload: MqttWorkload) -> MqttWorkload:
+    messages = workload.messages_per_publisher
+    writes = workload.retained.writes_per_writer if workload.retained else 0
+    quarter = (min(count, max(count // 4, _FEW_MESSAGES)) for count in (messages, writes))
+    return _mqtt_with(workload, *quarter)
+
+
+def _mqtt_fewer(workload: MqttWorkload) -> Iterator[MqttWorkload]:
+    yield from _at_default(workload, "retained", "wills")
+    messages = workload.messages_per_publisher
+    for smaller in dict.fromkeys((1, messages // 4, messages // 2, messages * 3 // 4, messages - 1)):
+        if 1 <= smaller < messages:
+            yield replace(workload, messages_per_publisher=smaller)
+    if (retained := workload.retained) is not None:
+        writes = retained.writes_per_writer
+        for smaller in dict.fromkeys((1, writes // 4, writes // 2, writes - 1)):
+            if 1 <= smaller < writes:
+                yield _mqtt_with(workload, messages, smaller)
+
+
+def _mqtt_simpler(workload: MqttWorkload) -> Iterator[MqttWorkload]:
+    yield from _at_default(workload, "absences")
+    yield from _smaller_numbers(workload, 1, "publishers", "topics")
+    if workload.sessions + workload.clean_sessions + workload.share_members > 1:
+        yield from _smaller_numbers(workload, 0, "sessions", "clean_sessions", "share_members")
+    if (retained := workload.retained) is not None:
+        for part in _smaller_numbers(retained, 1, "writers", "topics", "readers"):
+            yield replace(workload, retained=part)
+    for number in range(3):
+        if workload.qos[number] > 0 and sum(workload.qos) > workload.qos[number]:
+            rest = tuple(0.0 if place == number else weight for place, weight in enumerate(workload.qos))
+            yield replace(workload, qos=rest)
+    if workload.payload_bytes > 0:
+        yield replace(workload, payload_bytes=0)
+
+
+def _mqtt_constant(workload: MqttWorkload) -> Iterator[MqttWorkload]:
+    absences = workload.absences
+    if absences is not None:
+        for name in ("stay_s", "away_s"):
+            low, high = getattr(absences, name)
+            if low != high:
+                yield replace(workload, absences=replace(absences, **{name: (low, low)}))
+
+
 WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
+    MqttWorkload: WorkloadKind(
+        lasts_s=lambda workload: workload.schedule_s,
+        operations=lambda workload: workload.operations,
+        quicker=_mqtt_quicker,
+        fewer=_mqtt_fewer,
+        simpler=_mqtt_simpler,
+        constant=_mqtt_constant,
+    ),
     QueueWorkload: WorkloadKind(
-        lasts_s=_queue_lasts_s,
-        operations=_queue_operations,
+        lasts_s=lambda workload: workload.schedule_s,
+        operations=lambda workload: workload.operations,
         quicker=_queue_quicker,
         fewer=_queue_fewer,
         simpler=_queue_simpler,

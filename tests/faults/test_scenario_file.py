@@ -42,7 +42,7 @@ def fault(**changes: Any) -> dict[str, Any]:
     ("data", "problem"),
     [
         (changed(workload=[]), "workload: at least one"),
-        (changed(workload=[{"queue": "q"}, {"queue": "q"}]), "a queue of its own"),
+        (changed(workload=[{"queue": "q"}, {"queue": "q"}]), "a queue or topic space of its own"),
         (changed(topology={"nodes": ["a", "b"]}), "exactly one node"),
         (changed(worlds=[]), "worlds"),
         (changed(drain_timeout_s=1.5), "drain_timeout_s: must exceed the 2 s"),

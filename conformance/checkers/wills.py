@@ -1,0 +1,103 @@
+"""``wills`` (W1, W2, W3): a will was not published, was published without a cause, or before its delay was over.
+
+A will w was left with a connection that ended at w.end (idx, time), by DISCONNECT (``fail``), without (``ok``), or was
+never answered (``info``). The broker may have noticed the end as early as its last sign of life to the client,
+alive_ns. ``back`` is the client's next connection of the same session (accepted and resumed), x the will's delay::
+
+    W1 = {(w, g) : w.status = ok, closed(Q, g), g subscribed before w.inv_idx, no delivery of w to g, no crash overlaps
+          (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, the client did not try to come back before
+          w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
+                                                                                                 MQTT-3.1.2-8, 3.1.3-9
+    W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
+          its end; or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
+    W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
+
+None is claimed when a fault of the clock is in the history. Severity: ``safety``. ``index``: of the delivery; of w's
+end.
+"""
+
+from __future__ import annotations
+
+from assay.conformance.checkers.anomaly import Anomaly, row_of
+from assay.conformance.checkers.excuses import CRASHING, DISTURBING, WRONG_CLOCK, active, disturbed
+from assay.conformance.checkers.lost import closed
+from assay.conformance.checkers.tables import END_IDX, SHARE_PREFIX, Link, Tables, Will
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
+
+CHECKER = "wills"
+SLACK_NS = 500_000_000
+PATIENCE_NS = 4_000_000_000
+"""Until the broker must have noticed that a client is gone, and told of it."""
+
+
+def check(tables: Tables, contract: Contract) -> list[Anomaly]:
+    """All W1, W2 and W3 rows."""
+    if not tables.wills or active(tables, WRONG_CLOCK, -1, END_IDX):
+        return []
+    rows: list[Anomaly] = []
+    for event in tables.deliveries:
+        will = tables.wills.get(event.value)
+        if will is not None:
+            rows += _judge(tables, will, event)
+    scopes = [scope for scope in tables.scopes() if not scope[1].startswith(SHARE_PREFIX)]
+    for queue, group in scopes:
+        if closed(tables, contract, (queue, group)):
+            rows += _missing(tables, queue, group)
+    return rows
+
+
+def _after(tables: Tables, will: Will) -> tuple[Link | None, Link | None]:
+    """The will's connection, and the next one of its client."""
+    links = tables.sessions.get(will.session, [])
+    for number, link in enumerate(links):
+        if link.process == will.process:
+            return link, links[number + 1] if number + 1 < len(links) else None
+    return None, None
+
+
+def _judge(tables: Tables, will: Will, event: HistoryEvent) -> list[Anomaly]:
+    link, after = _after(tables, will)
+    if link is None:
+        return []
+    due_ns = link.alive_ns + max(0, will.send.delay_ns) - SLACK_NS
+    if will.status is OpType.FAIL:
+        hidden = disturbed(tables, DISTURBING, will.send.inv_idx, will.end_idx, will.end_ns + SLACK_NS)
+        return [] if hidden else [row_of(CHECKER, "W2", event, "although DISCONNECT withdrew it")]
+    resumed = after is not None and after.status is OpType.OK and after.present and after.ok_ns < due_ns
+    if resumed and will.send.delay_ns > 0:
+        return [row_of(CHECKER, "W2", event, "although its client came back in time")]
+    if event.time_ns < due_ns and (after is None or after.inv_idx > event.index):
+        return [row_of(CHECKER, "W3", event, "before its time")]
+    return []
+
+
+def _missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
+    since = tables.subscribed.get((queue, group), -1)
+    drain = tables.drains.get((queue, group)) or tables.drains.get((queue, "")) or tables.drains[("", "")]
+    rows = []
+    for will in tables.wills.values():
+        delay_ns = max(0, will.send.delay_ns)
+        if will.status is not OpType.OK or will.send.queue != queue or will.send.inv_idx < since:
+            continue
+        if (queue, group, will.send.value) in tables.main or drain.time_ns < will.end_ns + delay_ns + PATIENCE_NS:
+            continue
+        _, after = _after(tables, will)
+        if after is not None and delay_ns > 0 and after.inv_ns < will.end_ns + delay_ns + SLACK_NS:
+            continue
+        until_ns = will.end_ns + delay_ns + PATIENCE_NS
+        if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns):
+            continue
+        rows.append(
+            Anomaly(
+                checker=CHECKER,
+                anomaly="W1",
+                severity=Severity.SAFETY,
+                queue=queue,
+                group=group,
+                value=will.send.value,
+                index=will.end_idx,
+                detail="never published",
+            )
+        )
+    return rows
