@@ -12,13 +12,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from assay.faults.workload_kinds import Absences as Absences
-from assay.faults.workload_kinds import Delays as Delays
 from assay.faults.workload_kinds import MqttWorkload as MqttWorkload
-from assay.faults.workload_kinds import PassingGroup as PassingGroup
 from assay.faults.workload_kinds import QueueWorkload as QueueWorkload
 from assay.faults.workload_kinds import Settlement as Settlement
-from assay.faults.workload_kinds import Transactions as Transactions
 from assay.faults.workload_kinds import Workload as Workload
 from assay.faults.workload_kinds import workload_problems
 from assay.reference_broker.trace.schema import Contract

@@ -58,7 +58,7 @@ class Transactions(_Part, frozen=True, kw_only=True):
     timeout_s: float = 1.0
 
 
-class Delays(_Part, frozen=True, kw_only=True):
+class Delaying(_Part, frozen=True, kw_only=True):
     """Producers ask for messages to be delivered later."""
 
     share: float = 0.5
@@ -117,7 +117,7 @@ class QueueWorkload(_Clients, frozen=True, kw_only=True, tag_field="kind", tag="
     """Uniform processing time between delivery and settlement."""
     settlement: Settlement = Settlement()
     transactions: Transactions | None = None
-    delays: Delays | None = None
+    delays: Delaying | None = None
     priorities: dict[str, float] = {}
     """Weights of lanes, by name; without any, no message names a priority."""
     passing_groups: tuple[PassingGroup, ...] = ()
