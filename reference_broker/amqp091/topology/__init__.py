@@ -24,9 +24,9 @@ A connection gets its :class:`VirtualHost` from the broker's one :class:`Topolog
     vhost.exchanges, vhost.queues                                 # mappings by name
     vhost.list_bindings(source=, queue=, exchange=) -> Iterator[Binding]
 
-All of them raise :class:`AmqpError` of the wire's, with its rule, and have changed nothing then. Tables of arguments and of headers are ``tuple[tuple[str, Typed], ...]``, an owner is whatever names a connection (anything
-hashable), and names are expected without line feeds (:func:`stripped`). Whoever calls has asked before whether the user
-may.
+All of them raise :class:`AmqpError` of the wire's, with its rule, and have changed nothing then. Tables of arguments
+and of headers are ``tuple[tuple[str, Typed], ...]``, an owner is whatever names a connection (anything hashable), and
+names are expected without line feeds (:func:`stripped`). Whoever calls has asked before whether the user may.
 """
 
 from assay.reference_broker.amqp091.topology.arguments import Arguments, TopologyLimits, stripped

@@ -357,8 +357,8 @@ class VirtualHost:
     ) -> bool:
         """``queue.bind``. Returns whether the binding is new (queue.bind.duplicates).
 
-        Raises :class:`AmqpError`: 403 for the default exchange, 404 if one is missing, 405 for a queue that is exclusive
-        to another, 406 for arguments that the type of the exchange refuses, and over a limit.
+        Raises :class:`AmqpError`: 403 for the default exchange, 404 if one is missing, 405 for what is exclusive to
+        another, 406 for arguments that the type of the exchange refuses, and over a limit.
         """
         self._check_not_default(exchange)
         source = self.find_exchange(exchange, "queue.bind.exchange.exchange-existence")
