@@ -1,9 +1,9 @@
 """The reference broker as a process of its own, optionally broken on purpose.
 
-``python -m assay.conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT]`` prints one line of JSON when
-ready, ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when its standard input is
-closed, so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if the configuration has a
-WebSocket listener. In this process: :func:`reference_broker_endpoint`.
+``python -m assay.conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT] [--disk-faults JSON]`` prints
+one line of JSON when ready, ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when
+its standard input is closed, so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if
+the configuration has a WebSocket listener. In this process: :func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
 ``{"start": MUTANT, "config": FILE, "log": FILE, "number": N}`` on standard input forks a broker with that mutant (none
@@ -29,15 +29,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 
+from assay.conformance.faulty_disk import FaultyDisk, Troubles
 from assay.conformance.mutants import UnknownMutantError, all_mutants, applied
 from assay.conformance.targets.model import Endpoint
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
+from assay.reference_broker.server import running
 from assay.reference_broker.server.collector import tune_collector
 from assay.reference_broker.server.file_limit import raise_file_limit
+from assay.reference_broker.storage.disk import RealDisk
 
 USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 10.0
@@ -191,6 +195,16 @@ def _serve_nursery() -> int:
     return 0
 
 
+@contextmanager
+def _disk_that_has(troubles: Troubles | None) -> Iterator[None]:
+    """Brokers that start within have a disk of which that is wrong."""
+    if troubles is None:
+        yield
+        return
+    with mock.patch.object(running, "RealDisk", lambda root: FaultyDisk(RealDisk(root), troubles)):
+        yield
+
+
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m assay.conformance.adapter",
@@ -199,6 +213,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="break the broker (repeatable)")
     parser.add_argument("--config", type=Path, metavar="YAML", help="broker configuration; its listeners are replaced")
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 = any free one")
+    parser.add_argument(
+        "--disk-faults", metavar="JSON", help="what is wrong with the disk; lines of input say it anew (faulty_disk.py)"
+    )
     parser.add_argument("--fork", action="store_true", help="fork broken brokers on request, for the self-check")
     return parser.parse_args(argv)
 
@@ -211,14 +228,16 @@ def main(argv: Sequence[str]) -> int:
         return _serve_nursery()
     try:
         config = broker_config(arguments.config, arguments.port)
-        with applied(*arguments.mutant), Broker(config) as broker:
+        troubles = None if arguments.disk_faults is None else Troubles(arguments.disk_faults)
+        with applied(*arguments.mutant), _disk_that_has(troubles), Broker(config) as broker:
             tune_collector()
             raise_file_limit()
             print(json.dumps(_ready(broker)), flush=True)
             with contextlib.suppress(KeyboardInterrupt):
-                while sys.stdin.buffer.read(4_096):
-                    pass
-    except (ConfigError, UnknownMutantError, OSError) as error:
+                for line in sys.stdin.buffer:
+                    if troubles is not None:
+                        troubles.take(line)
+    except (ConfigError, UnknownMutantError, OSError, ValueError) as error:
         print(f"cannot start the reference broker: {error}", file=sys.stderr)
         return USAGE_ERROR
     return 0

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from assay.faults.fault_kinds import DISK_FAULTS, Direction, Fault, FaultKind, describe
 from assay.faults.process import BrokerProcess
 from assay.faults.pump import Clock
-from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.faults.scenario import Scenario
 from assay.faults.toxiproxy import ToxiproxyClient, ToxiproxyError
 from assay.faults.workload import HistoryRecorder
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 PROXIES: Final = ("producers", "consumers")
 """One proxy per side, so that a fault can target one of them."""
-_STREAMS: Final = ("upstream", "downstream")
+_STREAMS: Final = {
+    Direction.BOTH: ("upstream", "downstream"),
+    Direction.TO_BROKER: ("upstream",),
+    Direction.TO_CLIENTS: ("downstream",),
+}
+_SLOW_STEP_S: Final = 0.002
+"""A slow processor is one that is stopped again and again: it runs so long, then stands ``factor`` - 1 times that."""
+_STARTING_S: Final = 0.4
+"""A storm ends a start within so long: Python takes about as much until the broker is there."""
 _PROCESS: Final = "nemesis"
 _BAD_REQUEST: Final = 400
 
@@ -27,28 +37,17 @@ _TOXIC: Final[dict[FaultKind, tuple[str, Callable[[Fault], dict[str, int | float
     FaultKind.BANDWIDTH: ("bandwidth", lambda fault: {"rate": max(1, round(fault.rate))}),
     FaultKind.LOSS: ("loss_retx", lambda fault: {"loss_rate": fault.rate}),
     FaultKind.PARTITION: ("blackhole", lambda fault: {}),
+    FaultKind.CLOG: ("blackhole", lambda fault: {}),
 }
 """Fault to the toxic that makes it; ``loss_retx`` and ``blackhole`` are of the embedded server."""
 
 
-OWN_TOXICS: Final = frozenset({FaultKind.LOSS})
+OWN_TOXICS: Final = frozenset({FaultKind.LOSS, FaultKind.CLOG})
 """Faults that no other toxiproxy server can make."""
 
 
 class NemesisError(Exception):
     """A fault could not be made or healed: the run says nothing of the broker."""
-
-
-def describe(fault: Fault) -> str:
-    """``<kind> <target> ...`` as histories and charts show it."""
-    words = [fault.kind.value, fault.target]
-    if fault.kind is FaultKind.LATENCY:
-        words.append(f"{fault.latency_ms:g}+/-{fault.jitter_ms:g} ms")
-    elif fault.kind is FaultKind.LOSS:
-        words.append(f"{fault.rate:.0%}")
-    elif fault.kind is FaultKind.BANDWIDTH:
-        words.append(f"{fault.rate:g} kB/s")
-    return " ".join(words)
 
 
 class Nemesis:
@@ -62,6 +61,7 @@ class Nemesis:
         names: dict[str, str],
         history: HistoryRecorder,
         clock: Clock,
+        seed: int,
     ) -> None:
         """``names``: from each of :data:`PROXIES` to the name of that proxy on the server."""
         self._scenario = scenario
@@ -70,6 +70,7 @@ class Nemesis:
         self._names = names
         self._history = history
         self._clock = clock
+        self._rng = random.Random(f"{seed}/nemesis")
         self._broker_lock = asyncio.Lock()
 
     async def run(self, started_at: float) -> None:
@@ -88,18 +89,28 @@ class Nemesis:
 
     async def _execute(self, number: int, fault: Fault, at: float) -> None:
         await self._until(at)
+        if fault.kind is FaultKind.RESTART_STORM:
+            await self._storm(fault)
+            return
         index = self._record(OpType.INVOKE, describe(fault), -1)
         match fault.kind:
             case FaultKind.CRASH:
-                await self._crash(fault)
+                await self._down(fault, self._broker.kill)
+            case FaultKind.STOP:
+                await self._down(fault, self._broker.terminate)
             case FaultKind.PAUSE:
                 await self._pause(fault)
+            case FaultKind.SLOW_NODE:
+                await self._slow(fault)
             case FaultKind.RESET:
                 for proxy in self._targets(fault):
                     await asyncio.to_thread(self._proxies.cut_connections, proxy)
-            case FaultKind.POWER_LOSS:
-                message = "power_loss can only be simulated"
-                raise NemesisError(message)
+            case FaultKind.CLOCK_JUMP:
+                self._broker.clock_ahead_s += fault.by_s
+            case FaultKind.BIT_ROT:
+                await asyncio.to_thread(self._broker.rot, fault, self._rng)
+            case kind if kind in DISK_FAULTS:
+                await self._disk(number, fault)
             case _:
                 await self._toxic(number, fault)
         self._record(OpType.OK, describe(fault), index)
@@ -116,12 +127,46 @@ class Nemesis:
         finally:
             timer.cancel()
 
-    async def _crash(self, fault: Fault) -> None:
+    async def _down(self, fault: Fault, end: Callable[[], Awaitable[None]]) -> None:
         # One at a time: a crash within another's downtime begins when that one is over.
         async with self._broker_lock:
-            await self._broker.kill()
+            await end()
             await self._until(self._clock.now() + fault.for_s)
             await self._broker.start()
+
+    async def _storm(self, fault: Fault) -> None:
+        """Every kill is a fault of the history."""
+        async with self._broker_lock:
+            for number in range(fault.times + 1):
+                index = self._record(OpType.INVOKE, describe(fault), -1)
+                await self._broker.kill()
+                if number == fault.times:
+                    await self._until(self._clock.now() + fault.for_s)
+                    await self._broker.start()
+                else:
+                    await self._broker.launch()
+                    await self._until(self._clock.now() + self._rng.uniform(0, _STARTING_S))
+                self._record(OpType.OK, describe(fault), index)
+
+    async def _slow(self, fault: Fault) -> None:
+        over_at = self._clock.now() + fault.for_s
+        async with self._broker_lock:
+            try:
+                while (now := self._clock.now()) < over_at:
+                    self._broker.pause()
+                    await self._until(now + _SLOW_STEP_S * (fault.factor - 1))
+                    self._broker.resume()
+                    await self._until(self._clock.now() + _SLOW_STEP_S)
+            finally:
+                self._broker.resume()
+
+    async def _disk(self, number: int, fault: Fault) -> None:
+        # The process that is there then may be another one: it is told what is wrong when it starts.
+        self._broker.disk_faults[number] = fault
+        self._broker.tell_disk_faults()
+        await self._until(self._clock.now() + fault.for_s)
+        del self._broker.disk_faults[number]
+        self._broker.tell_disk_faults()
 
     async def _pause(self, fault: Fault) -> None:
         async with self._broker_lock:
@@ -136,7 +181,7 @@ class Nemesis:
         return tuple(self._names[side] for side in sides)
 
     async def _toxic(self, number: int, fault: Fault) -> None:
-        places = [(proxy, stream) for proxy in self._targets(fault) for stream in _STREAMS]
+        places = [(proxy, stream) for proxy in self._targets(fault) for stream in _STREAMS[fault.direction]]
         for proxy, stream in places:
             await asyncio.to_thread(self._add, proxy, f"fault{number}_{stream}", stream, fault)
         await self._until(self._clock.now() + fault.for_s)
@@ -150,7 +195,7 @@ class Nemesis:
         except ToxiproxyError as error:
             if error.status != _BAD_REQUEST:
                 raise
-            if fault.kind is not FaultKind.PARTITION:
+            if fault.kind not in (FaultKind.PARTITION, FaultKind.CLOG):
                 message = f"{error}; the embedded server has it: run without --url and TOXIPROXY_URL"
                 raise NemesisError(message) from error
             # A foreign server drops what the partition holds back, and cuts the connections when it heals.

@@ -19,6 +19,7 @@ import msgspec
 from assay.conformance.checkers import CheckOutcome, build_tables, check_history
 from assay.conformance.checkers.chances import CHANCES, chances
 from assay.conformance.stall import StallWatch
+from assay.faults.fault_kinds import DISK_FAULTS, describe, why_only_simulated
 from assay.faults.measure import check_targets, measure, unknown_metrics
 from assay.faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
 from assay.faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
@@ -72,6 +73,8 @@ def check_runnable(scenario: Scenario) -> list[str]:
     problems = []
     if ScenarioWorld.REAL not in scenario.worlds:
         problems.append(f"it is for {', '.join(scenario.worlds)} only; use `assay sim run`")
+    reasons = ((describe(fault), why_only_simulated(fault)) for fault in scenario.faults)
+    problems += [f"{what}: {why}" for what, why in reasons if why]
     unjudged = sorted(set(scenario.enough) - set(CHANCES))
     if unjudged:
         problems.append(f"enough for {', '.join(unjudged)}: chances are counted for {', '.join(CHANCES)}")
@@ -92,7 +95,15 @@ class _Run:
         self.options = options
         self.endpoint = endpoint
         self.events: list[HistoryEvent] = []
-        self.broker = BrokerProcess(options.out, scenario.topology.broker, options.mutants)
+        self.broker = BrokerProcess(
+            options.out,
+            scenario.topology.broker,
+            options.mutants,
+            disk_goes_wrong=any(fault.kind in DISK_FAULTS for fault in scenario.faults),
+            seed=options.seed,
+        )
+        # The broker's clock can only be set ahead: what moves back moves from there.
+        self.broker.clock_ahead_s = -sum(min(0.0, fault.by_s) for fault in scenario.faults)
         self.header = HistoryHeader(
             run_id=f"{scenario.name}-{options.seed}",
             scenario=scenario.name,
@@ -141,7 +152,7 @@ class _Run:
         started_at = clock.now()
         history = HistoryRecorder(sink, started_at)
         plan = WorkloadPlan(self.scenario, history, self.options.seed)
-        nemesis = Nemesis(self.scenario, self.broker, proxies, names, history, clock)
+        nemesis = Nemesis(self.scenario, self.broker, proxies, names, history, clock, self.options.seed)
         limit_s = self.scenario.production_limit_s + self.scenario.drain_timeout_s + _WATCHDOG_SLACK_S
         try:
             async with asyncio.timeout(limit_s), self._watched(), asyncio.TaskGroup() as group:

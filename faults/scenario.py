@@ -12,6 +12,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from assay.faults.fault_kinds import CLIENT_TARGETS as CLIENT_TARGETS
+from assay.faults.fault_kinds import NODE_FAULTS as NODE_FAULTS
+from assay.faults.fault_kinds import Fault as Fault
+from assay.faults.fault_kinds import FaultKind as FaultKind
+from assay.faults.fault_kinds import fault_problems
 from assay.faults.workload_kinds import MqttWorkload as MqttWorkload
 from assay.faults.workload_kinds import QueueWorkload as QueueWorkload
 from assay.faults.workload_kinds import Settlement as Settlement
@@ -41,44 +46,6 @@ class Topology(_Part, frozen=True, kw_only=True):
 
     nodes: tuple[str, ...] = ("broker",)
     broker: dict[str, Any] = {}
-
-
-class FaultKind(StrEnum):
-    CRASH = "crash"
-    """kill -9; the operating system keeps what was written. Restarts after ``for_s``."""
-    POWER_LOSS = "power_loss"
-    """Machine gone: unsynced data is lost. Simulation only."""
-    PAUSE = "pause"
-    """SIGSTOP for ``for_s``."""
-    LATENCY = "latency"
-    """Adds ``latency_ms`` +/- ``jitter_ms`` between clients and broker, each direction."""
-    LOSS = "loss"
-    """Segments lost with probability ``rate``; as on TCP they arrive a retransmission timeout later."""
-    RESET = "reset"
-    """Resets every client connection once."""
-    PARTITION = "partition"
-    """Nothing passes between clients and broker for ``for_s``; connections stay open (half-open)."""
-    BANDWIDTH = "bandwidth"
-    """At most ``rate`` kilobytes per second and connection."""
-
-
-NODE_FAULTS: Final = frozenset({FaultKind.CRASH, FaultKind.POWER_LOSS, FaultKind.PAUSE})
-"""Faults of a node; the others are faults of the network between clients and broker."""
-
-CLIENT_TARGETS: Final = ("clients", "producers", "consumers")
-
-
-class Fault(_Part, frozen=True, kw_only=True):
-    """One entry of the fault schedule."""
-
-    at_s: float
-    kind: FaultKind
-    for_s: float = 0.0
-    target: str = "broker"
-    """A node; a network fault takes ``clients`` (every connection, as does a node), ``producers`` or ``consumers``."""
-    latency_ms: float = 0.0
-    jitter_ms: float = 0.0
-    rate: float = 0.0
 
 
 class Delays(_Part, frozen=True, kw_only=True):
@@ -137,7 +104,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     @property
     def faults_end_s(self) -> float:
         """When the last fault is over."""
-        return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)
+        return max((fault.ends_s for fault in self.faults), default=0.0)
 
 
 SCENARIO_FOLDER: Final = Path(__file__).parent / "scenarios"
@@ -176,7 +143,8 @@ def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
     for index, workload in enumerate(scenario.workload):
         problems += [f"workload[{index}].{problem}" for problem in workload_problems(workload)]
     for index, fault in enumerate(scenario.faults):
-        problems += [f"faults[{index}].{problem}" for problem in _fault_problems(fault, scenario)]
+        found = fault_problems(fault, scenario.topology.nodes, real=ScenarioWorld.REAL in scenario.worlds)
+        problems += [f"faults[{index}].{problem}" for problem in found]
     if problems:
         message = f"{where}: " + "; ".join(problems)
         raise ScenarioError(message)
@@ -210,25 +178,6 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
     longest_s = max((workload.longest_wait_s for workload in scenario.workload), default=0.0)
     if scenario.quiet_s <= longest_s:
         yield f"drain_quiet_s: must exceed the {longest_s:g} s for which messages may be kept back"
-
-
-def _fault_problems(fault: Fault, scenario: Scenario) -> Iterator[str]:
-    if fault.at_s < 0 or fault.for_s < 0:
-        yield "at_s, for_s: must not be negative"
-    kind = fault.kind
-    if kind is FaultKind.POWER_LOSS and ScenarioWorld.REAL in scenario.worlds:
-        yield "kind: power_loss can only be simulated; set worlds: [sim]"
-    targets = scenario.topology.nodes if kind in NODE_FAULTS else CLIENT_TARGETS
-    if fault.target not in targets and not (kind not in NODE_FAULTS and fault.target in scenario.topology.nodes):
-        yield f"target: {kind.value} takes {', '.join(targets)}, not {fault.target!r}"
-    if kind is not FaultKind.RESET and kind not in (FaultKind.CRASH, FaultKind.POWER_LOSS) and fault.for_s == 0:
-        yield f"for_s: {kind.value} needs a duration"
-    if kind is FaultKind.LATENCY and (fault.latency_ms <= 0 or not 0 <= fault.jitter_ms <= fault.latency_ms):
-        yield "latency_ms: must be above 0, and jitter_ms between 0 and it"
-    if kind is FaultKind.LOSS and not 0 < fault.rate < 1:
-        yield "rate: loss needs a probability between 0 and 1"
-    if kind is FaultKind.BANDWIDTH and fault.rate <= 0:
-        yield "rate: bandwidth needs kilobytes per second above 0"
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -32,6 +32,8 @@ class SimClient:
         self._profile = profile
         self._after_turn = after_turn
         self._link: Link | None = None
+        self._stuck: Link | None = None
+        """A connection whose bytes are held up, also when the client has given it up."""
         self._dialling = False
         self._dials = 0
         self._rng = kernel.stream(f"dial/{client.client_id}")
@@ -77,6 +79,29 @@ class SimClient:
         if self._link is not None:
             self._link.reset()
 
+    def stick(self) -> None:
+        """What the client sends on its connection is held up from now on."""
+        if self._link is not None:
+            self._stuck = self._link
+            self._link.to_node.stick()
+
+    def leave(self) -> None:
+        """The client gives the connection up that is stuck, and connects anew; the old one's bytes come then."""
+        link, client = self._stuck, self.client
+        if link is None or link is not self._link:
+            self._stuck = None
+            return
+        link.leave()
+        self._link = None
+        client.connection_lost(self._kernel.now)
+        self.pump()
+
+    def _come_unstuck(self) -> None:
+        """The new connection's first bytes are about to arrive: so are the old one's, before or after."""
+        link, self._stuck = self._stuck, None
+        if link is not None:
+            self._kernel.after(self._rng.uniform(0, 2 * self._profile.latency_s[1]), link.to_node.unstick)
+
     def _ring(self) -> None:
         self.client.tick(self._kernel.now)
         self.pump()
@@ -112,3 +137,4 @@ class SimClient:
         self._node.accept(link)
         self.client.connection_made(self._kernel.now)
         self.pump()
+        self._come_unstuck()

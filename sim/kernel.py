@@ -43,23 +43,31 @@ class SeededEnvironment(Environment):
         """As SimPy's; see the class."""
         self.schedule_at(event, self._now + delay, priority)
 
-    def schedule_at(self, event: Event, when: SimTime, priority: EventPriority = NORMAL) -> None:
-        """Schedule for a time that is not rounded by way of a delay; a past one means now."""
-        tie = self._draw(_TIE_BITS) << _NUMBER_BITS | next(self._eid)
+    def schedule_at(
+        self, event: Event, when: SimTime, priority: EventPriority = NORMAL, ties: random.Random | None = None
+    ) -> None:
+        """Schedule for a time that is not rounded by way of a delay; a past one means now.
+
+        ``ties``: draws its place among simultaneous events, so that those of all others are as they are without it.
+        """
+        draw = self._draw if ties is None else ties.getrandbits
+        tie = draw(_TIE_BITS) << _NUMBER_BITS | next(self._eid)
         heappush(self._queue, (max(when, self._now), priority, tie, event))
 
 
 class Call(Event):
     """A callback at a given time; :meth:`cancel` is idempotent."""
 
-    def __init__(self, env: SeededEnvironment, when: float, action: Callable[[], None]) -> None:
+    def __init__(
+        self, env: SeededEnvironment, when: float, action: Callable[[], None], ties: random.Random | None = None
+    ) -> None:
         super().__init__(env)
         self.when = when
         self._action: Callable[[], None] | None = action
         self.callbacks.append(self._fire)
         self._ok = True
         self._value = None
-        env.schedule_at(self, when)
+        env.schedule_at(self, when, ties=ties)
 
     def cancel(self) -> None:
         """Do nothing when the time comes."""
@@ -95,9 +103,12 @@ class Kernel:
         """The random stream of this name, from its start."""
         return substream(self.seed, name)
 
-    def at(self, when: float, action: Callable[[], None]) -> Call:
-        """Call ``action`` at a time in Unix seconds; a past time means as soon as possible."""
-        return Call(self.env, when, action)
+    def at(self, when: float, action: Callable[[], None], ties: random.Random | None = None) -> Call:
+        """Call ``action`` at a time in Unix seconds; a past time means as soon as possible.
+
+        ``ties`` as in :meth:`SeededEnvironment.schedule_at`.
+        """
+        return Call(self.env, when, action, ties)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Call:
         """Call ``action`` after a delay."""

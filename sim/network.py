@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from assay.faults.fault_kinds import Direction
 from assay.faults.workload import ClientRole
 from assay.sim.kernel import Kernel
 
@@ -43,6 +44,13 @@ class Impairment(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float = 0.0
     """0 = no limit."""
     partitioned: bool = False
+    clogged: bool = False
+    """As partitioned, and new connections get through; what piled up comes all at once."""
+    direction: Direction = Direction.BOTH
+
+    @property
+    def holds(self) -> bool:
+        return self.partitioned or self.clogged
 
 
 _Item = bytes | Callable[[], None]
@@ -59,14 +67,21 @@ class Endpoint(Protocol):
         """The other end closed, or the connection was reset."""
 
 
+Way = tuple[ClientRole, Direction]
+"""The connections of a role, one way."""
+_WAYS: Final[tuple[Way, ...]] = tuple(
+    (role, direction) for role in ClientRole for direction in (Direction.TO_BROKER, Direction.TO_CLIENTS)
+)
+
+
 class Conditions:
-    """The impairments that are active now, by the role of the clients they hit."""
+    """The impairments that are active now, by the role of the clients they hit and the way."""
 
     def __init__(self) -> None:
         self._active: dict[int, tuple[frozenset[ClientRole], Impairment]] = {}
         self._number = 0
         self._healed: list[Callable[[], None]] = []
-        self.by_role: dict[ClientRole, tuple[Impairment, ...]] = dict.fromkeys(ClientRole, ())
+        self.by_way: dict[Way, tuple[Impairment, ...]] = dict.fromkeys(_WAYS, ())
 
     def add(self, roles: Iterable[ClientRole], impairment: Impairment) -> int:
         """Begin a fault; returns its handle."""
@@ -84,13 +99,18 @@ class Conditions:
             callback()
 
     def _changed(self) -> None:
-        self.by_role = {
-            role: tuple(impairment for roles, impairment in self._active.values() if role in roles)
-            for role in ClientRole
+        self.by_way = {
+            (role, direction): tuple(
+                impairment
+                for roles, impairment in self._active.values()
+                if role in roles and impairment.direction in (direction, Direction.BOTH)
+            )
+            for role, direction in _WAYS
         }
 
     def partitioned(self, role: ClientRole) -> bool:
-        return any(impairment.partitioned for impairment in self.by_role[role])
+        """Whether nobody of that role gets a new connection: its handshake goes both ways."""
+        return any(each.partitioned for way, active in self.by_way.items() if way[0] is role for each in active)
 
     def when_changed(self, callback: Callable[[], None]) -> None:
         """Call once, when the next fault ends."""
@@ -100,9 +120,7 @@ class Conditions:
 class Stream:
     """One direction of a connection."""
 
-    def __init__(
-        self, kernel: Kernel, conditions: Conditions, profile: NetworkProfile, role: ClientRole, name: str
-    ) -> None:
+    def __init__(self, kernel: Kernel, conditions: Conditions, profile: NetworkProfile, way: Way, name: str) -> None:
         self.name = name
         self.target: Endpoint | None = None
         self.in_flight_bytes = 0
@@ -110,7 +128,7 @@ class Stream:
         self._kernel = kernel
         self._conditions = conditions
         self._profile = profile
-        self._role = role
+        self._way = way
         self._rng = kernel.stream(f"net/{name}")
         self._free_at = 0.0
         self._last_arrival = 0.0
@@ -118,6 +136,9 @@ class Stream:
         """What was launched, in order: each arrival takes the first, so that ties cannot reorder."""
         self._held: deque[_Item] = deque()
         """What a partition holds; only what arrived before anything under way."""
+        self._stuck = False
+        self._must_retransmit = False
+        """A partition held something back: the sender notices its end a little later."""
         self._ended = False
         self._waiting = False
         self.on_arrival: Callable[[], None] | None = None
@@ -145,7 +166,7 @@ class Stream:
         rng = self._rng
         latency = rng.uniform(*self._profile.latency_s)
         departure = now
-        for impairment in self._conditions.by_role[self._role]:
+        for impairment in self._conditions.by_way[self._way]:
             if impairment.latency_s:
                 latency += impairment.latency_s + rng.uniform(-impairment.jitter_s, impairment.jitter_s)
             if impairment.bytes_per_s:
@@ -174,11 +195,25 @@ class Stream:
         if self._ended:
             return
         item = self._under_way.popleft()
-        if self._held or self._conditions.partitioned(self._role):
+        if self._held or self._is_blocked():
+            self._must_retransmit |= any(each.partitioned for each in self._conditions.by_way[self._way])
             self._held.append(item)
             self._await_heal()
         else:
             self._deliver(item)
+
+    def _is_blocked(self) -> bool:
+        return self._stuck or any(each.holds for each in self._conditions.by_way[self._way])
+
+    def stick(self) -> None:
+        """Hold what arrives from now on, until :meth:`unstick`."""
+        self._stuck = True
+
+    def unstick(self) -> None:
+        """What is held arrives at once."""
+        self._stuck = False
+        while self._held and not self._is_blocked():
+            self._deliver(self._held.popleft())
 
     def _deliver(self, item: _Item) -> None:
         if not isinstance(item, bytes):
@@ -199,9 +234,13 @@ class Stream:
         self._waiting = False
         if self._ended or not self._held:
             return
-        if self._conditions.partitioned(self._role):
+        if self._is_blocked():
             self._await_heal()
             return
+        if not self._must_retransmit:
+            self.unstick()
+            return
+        self._must_retransmit = False
         held, self._held = self._held, deque()
         # The sender notices the healing with its next retransmission. What was sent meanwhile has its arrivals planned
         # already; they take the held items first.
@@ -231,8 +270,8 @@ class Link:
     ) -> None:
         self.name = name
         self.role = role
-        self.to_node = Stream(kernel, conditions, profile, role, f"{name}>")
-        self.to_client = Stream(kernel, conditions, profile, role, f"{name}<")
+        self.to_node = Stream(kernel, conditions, profile, (role, Direction.TO_BROKER), f"{name}>")
+        self.to_client = Stream(kernel, conditions, profile, (role, Direction.TO_CLIENTS), f"{name}<")
         self._kernel = kernel
         self._client_told = False
         self._node_told = False
@@ -252,6 +291,11 @@ class Link:
         self._node_told = True
         self.to_node.cut()
         self.to_client.finish(self._tell_client)
+
+    def leave(self) -> None:
+        """The client has given it up and says nothing: the node goes on with what is under way, and with nobody."""
+        self._client_told = True
+        self.to_client.cut()
 
     def reset(self) -> None:
         """Both ends are told at once, and bytes under way are lost."""

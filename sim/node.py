@@ -10,17 +10,24 @@ from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import BackgroundJob
+from assay.reference_broker.queues.jobs.store import RecoveryNote
+from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.trace.schema import Tracer
 from assay.sim.disk import SimDisk
 from assay.sim.guard import NondeterminismError
 from assay.sim.inodes import Flush
 from assay.sim.kernel import Alarm, Kernel
+from assay.sim.machine_clock import MachineClock
 from assay.sim.network import Link
+from assay.sim.troubled_disk import NodeGoneError
 
 TURN_S = 0.00005
 """From the first input to the output of a turn of the event loop: what arrives in between shares the turn."""
 SOCKET_BYTES = 256 * 1024
 """What the operating system takes of a connection's output before the client has it."""
+INPUT_S = 0.00005
+"""What a slow processor takes a multiple of for each input, and for the turn; a usual one takes no time."""
+MAX_NOTES = 1_000
 MAX_SYNCS_AT_ONCE = 2
 """As many as the server has sync threads."""
 
@@ -96,11 +103,28 @@ class _Session:
 class SimNode:
     """One broker process on its machine. Every event of broker code happens inside :meth:`do`."""
 
-    def __init__(self, name: str, config: BrokerConfig, disk: SimDisk, kernel: Kernel, tracer: Tracer | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: BrokerConfig,
+        disk: SimDisk,
+        kernel: Kernel,
+        tracer: Tracer | None,
+        machine: MachineClock | None = None,
+    ) -> None:
+        """``machine``: its clocks; None where they are right and stay so."""
         self.name = name
         self.disk = disk
         self.starts = 0
         self.turns = 0
+        self.slowness = 0.0
+        """How many times longer than usual everything takes the processor; 0 where it takes no time."""
+        self.notes: list[RecoveryNote] = []
+        """What the broker said of its disk."""
+        self._machine = machine
+        self._clock: Clock | None = None
+        self._inputs = 0
+        """Since the last turn."""
         self._config = config
         self._kernel = kernel
         self._tracer = tracer
@@ -111,11 +135,12 @@ class SimNode:
         self._orphans: list[Link] = []
         """Links whose clients believe in them although the machine lost power."""
         self._powered = True
+        self._starting = False
         self._paused = False
         self._stopped_inputs: list[Callable[[], None]] = []
         self._turn_planned = False
         self._waiting_syncs: list[BackgroundJob] = []
-        self._running_syncs = 0
+        self._running_syncs: dict[BackgroundJob, tuple[Flush, OSError | None]] = {}
         self._busy_until = 0.0
         self._recovered_at = 0.0
         self._alarm = Alarm(kernel, self._wake)
@@ -125,7 +150,8 @@ class SimNode:
 
     @property
     def now(self) -> float:
-        return self._kernel.now
+        """What the broker's clock shows."""
+        return self._kernel.now if self._clock is None else self._clock.now()
 
     @property
     def up(self) -> bool:
@@ -135,12 +161,12 @@ class SimNode:
     @property
     def recovering(self) -> bool:
         """The process has started and not yet come to its first turn."""
-        return self.up and self.now < self._recovered_at
+        return self.up and self._kernel.now < self._recovered_at
 
     @property
     def syncing(self) -> bool:
         """A sync is under way."""
-        return self._running_syncs > 0
+        return bool(self._running_syncs)
 
     @property
     def broker(self) -> BrokerNode:
@@ -159,14 +185,24 @@ class SimNode:
         self.starts += 1
         self._powered = True
         rng = self._kernel.stream(f"node/{self.name}/{self.starts}")
+        if self._machine is not None:
+            self._clock = Clock(wall=self._machine.wall, steady=self._machine.steady)
+        self._starting = True
         try:
             self._broker = BrokerNode(self._config, self.disk, rng, self.now, self._tracer)
         except NondeterminismError:
             raise
+        except NodeGoneError:
+            self._kernel.trace(f"gone while it started {self.name}")
+            self._clock = None
+            return
         except Exception as error:
             message = f"the broker does not start: {error}"
             raise BrokerDiedError(message) from error
-        self._busy_until = self._recovered_at = self.now + self.disk.take_blocked_s()
+        finally:
+            self._starting = False
+        self._take_notes(self._broker.recovery_notes)
+        self._busy_until = self._recovered_at = self._kernel.now + self.disk.take_blocked_s()
         for link in self._orphans:
             link.node_is_back(self._rng.uniform(0, 1.0))
         self._orphans.clear()
@@ -179,11 +215,34 @@ class SimNode:
 
     def crash(self) -> None:
         """kill -9: memory is gone; the operating system keeps what was written and closes the connections."""
-        if self._broker is None:
+        if self._broker is None and not self._starting:
             return
         self._die(silently=False)
         self.disk.crash()
         self._kernel.trace(f"crash {self.name}")
+
+    def stop(self) -> None:
+        """SIGTERM: the broker ends in order, with what it has under way; its process is gone after that."""
+        if self._broker is None:
+            return
+        if self._paused:
+            self.resume()
+        self._guarded(self._end_in_order)
+        if self._broker is not None:
+            self.crash()
+
+    def _end_in_order(self) -> None:
+        # As the server: syncs under way are reported, and those that they lead to.
+        while self._running_syncs or self._waiting_syncs:
+            for job, (flush, error) in list(self._running_syncs.items()):
+                del self._running_syncs[job]
+                self.broker.job_done(job, error or self.disk.finish(flush), self.now)
+            self._start_syncs()
+        self.broker.close(self.now)
+        for session in list(self._sessions.values()):
+            session.link.to_client.send(session.connection.take_output())
+            session.link.close_from_node()
+        self._sessions = {}
 
     def lose_power(self) -> None:
         """The machine is gone: so is what was not synced, and nobody closes the connections."""
@@ -194,6 +253,7 @@ class SimNode:
 
     def _die(self, *, silently: bool) -> None:
         self._broker = None
+        self._clock = None
         links = [*(session.link for session in self._sessions.values()), *self._accepting]
         self._sessions = {}
         self._accepting = {}
@@ -202,7 +262,8 @@ class SimNode:
             if silently:
                 self._orphans.append(link)
         self._waiting_syncs.clear()
-        self._running_syncs = 0
+        self._running_syncs.clear()
+        self._inputs = 0
         self._stopped_inputs.clear()
         self._alarm.set(None)
         self._turn_planned = False
@@ -250,13 +311,18 @@ class SimNode:
             self._stopped_inputs.append(action)
             return
         self._guarded(action)
-        self._plan_turn()
+        if self._broker is not None:
+            self._inputs += 1
+            self._plan_turn()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
         except (BrokerDiedError, NondeterminismError):
             raise
+        except NodeGoneError:
+            # Who made it end has taken its links and its disk away.
+            self._kernel.trace(f"gone within a call {self.name}")
         except Exception as error:
             if not _passed_through_broker(error.__traceback__):
                 raise
@@ -271,15 +337,16 @@ class SimNode:
             self._kernel.at(when, lambda: self._begin_turn(broker))
 
     def _begin_turn(self, broker: BrokerNode | None) -> None:
-        if broker is not self._broker:
+        if broker is None or broker is not self._broker:
             return  # planned before a crash
         self._turn_planned = False
         if self._paused:
             self._stopped_inputs.append(_nothing)
             return
         self.turns += 1
+        inputs, self._inputs = self._inputs, 0
         self._guarded(self._turn)
-        self._busy_until = self._kernel.now + self.disk.take_blocked_s()
+        self._busy_until = self._kernel.now + self.disk.take_blocked_s() + self.slowness * INPUT_S * (inputs + 1)
 
     def _turn(self) -> None:
         broker, now = self.broker, self.now
@@ -291,24 +358,49 @@ class SimNode:
             session.resume_reading()
         self._waiting_syncs += broker.take_jobs(now)
         self._start_syncs()
-        self._alarm.set(broker.next_deadline())
+        if broker.storage_notes:
+            self._take_notes(broker.take_storage_notes())
+        self._set_alarm(broker)
+
+    def _set_alarm(self, broker: BrokerNode) -> None:
+        deadline = broker.next_deadline()
+        machine = self._machine
+        if machine is not None and deadline is not None and (machine.rate != 1.0 or self.now != self._kernel.now):
+            deadline = machine.when(deadline - self.now)
+        self._alarm.set(deadline)
+
+    def clock_changed(self) -> None:
+        """The machine's clocks go otherwise from now on."""
+        if self._broker is not None and not self._paused:
+            self._set_alarm(self._broker)
+
+    def _take_notes(self, notes: list[RecoveryNote]) -> None:
+        self.notes += notes[: MAX_NOTES - len(self.notes)]
 
     def _start_syncs(self) -> None:
-        while self._waiting_syncs and self._running_syncs < MAX_SYNCS_AT_ONCE:
+        while self._waiting_syncs and len(self._running_syncs) < MAX_SYNCS_AT_ONCE:
             job = self._waiting_syncs.pop(0)
-            self._running_syncs += 1
+            error: OSError | None = None
             with self.disk.deferred() as flush:
-                job.run()
-            self._kernel.after(self.disk.sync_latency_s(), partial(self._synced, self.broker, job, flush))
+                try:
+                    job.run()
+                except OSError as failure:
+                    error = failure
+            self._running_syncs[job] = (flush, error)
+            self._kernel.after(self.disk.sync_latency_s(), partial(self._synced, self.broker, job))
 
-    def _synced(self, broker: BrokerNode, job: BackgroundJob, flush: Flush) -> None:
-        if broker is not self._broker:
+    def _synced(self, broker: BrokerNode, job: BackgroundJob) -> None:
+        if broker is not self._broker or job not in self._running_syncs:
             return  # the process, or the whole machine, is gone
-        error = self.disk.finish(flush)
+        self._guarded(lambda: self._report(broker, job))
+
+    def _report(self, broker: BrokerNode, job: BackgroundJob) -> None:
+        flush, error = self._running_syncs[job]
+        error = self.disk.finish(flush) or error
         self._kernel.trace(f"synced {error}")
 
         def done() -> None:
-            self._running_syncs -= 1
+            del self._running_syncs[job]
             broker.job_done(job, error, self.now)
             self._start_syncs()
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Final, Protocol
 
 import msgspec
 from simpy import Event
 
-from assay.faults.scenario import Delays, Fault, FaultKind, Scenario
-from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
+from assay.faults.fault_kinds import CLOCK_FAULTS, DISK_FAULTS, DiskCall, Fault
+from assay.faults.scenario import Delays, Scenario
+from assay.faults.workload import HistoryRecorder, WorkloadPlan
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType, Tracer
+from assay.reference_broker.queues.jobs.store import RecoveryNote
+from assay.reference_broker.trace.schema import HistoryEvent, Tracer
 from assay.sim.clients import SimClient
 from assay.sim.disk import DiskProfile, SimDisk
 from assay.sim.guard import deterministic
 from assay.sim.kernel import EPOCH_S, Alarm, Kernel
-from assay.sim.network import Conditions, Impairment, NetworkProfile
+from assay.sim.machine_clock import MachineClock
+from assay.sim.nemesis import SimNemesis
+from assay.sim.network import Conditions, NetworkProfile
 from assay.sim.node import BrokerDiedError, SimNode
+from assay.sim.troubled_disk import TroubledDisk
 
 replace = msgspec.structs.replace
-FAULT_PROCESS: Final = "faults"
-"""Who records the faults."""
 _GOODBYE_S: Final = 0.5
 """After the plan has finished, for DISCONNECT packets to arrive."""
 _PATIENCE_S: Final = 60.0
 """Beyond the scenario's own limits."""
-_ROLES: Final = {"producers": (ClientRole.PRODUCER,), "consumers": (ClientRole.CONSUMER,)}
 
 
 class WorldError(RuntimeError):
@@ -50,6 +52,8 @@ class WorldRun(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     died: str = ""
     """Why the broker's process ended by itself; empty when it did not."""
+    storage_notes: list[RecoveryNote] = []
+    """What the broker said of its disk."""
     metrics: dict[str, float | int | str] = {}
 
 
@@ -81,15 +85,21 @@ class World:
         profile = _with_delays(profile or WorldProfile(), scenario.delays)
         # The folder is a name only: the simulated disk has no place in the file system.
         config = parse_config({**scenario.topology.broker, "data_dir": "simulated"}, where="topology.broker")
-        self.disk = SimDisk(self.kernel.stream("disk"), profile.disk)
+        kinds = {fault.kind for fault in scenario.faults}
+        is_troubled = bool(kinds & DISK_FAULTS) or any(fault.call is not DiskCall.ANY_TIME for fault in scenario.faults)
+        self.disk = (TroubledDisk if is_troubled else SimDisk)(self.kernel.stream("disk"), profile.disk)
+        machine = MachineClock(self.kernel) if kinds & CLOCK_FAULTS else None
         trace = None if tracer is None else tracer(self.kernel)
-        self.node = SimNode(scenario.topology.nodes[0], config, self.disk, self.kernel, trace)
+        self.node = SimNode(scenario.topology.nodes[0], config, self.disk, self.kernel, trace, machine)
         self.history = HistoryRecorder(self._record, EPOCH_S)
         self.plan = WorkloadPlan(scenario, self.history, seed)
         self.clients = [
             SimClient(client, self.node, self.kernel, self.conditions, profile.network, self._after_turn)
             for client in self.plan.clients
         ]
+        self._nemesis = SimNemesis(
+            self.kernel, self.node, self.disk, self.clients, self.conditions, self.history, machine, self._fault_begins
+        )
         self._on_progress = on_progress
         self._watcher = watcher
         self._done: Event = self.kernel.env.event()
@@ -111,12 +121,14 @@ class World:
             trace_count=self.kernel.trace_count,
             simulated_s=self.kernel.elapsed_s,
             died=died,
+            storage_notes=self.node.notes,
             metrics={
                 "broker_starts": self.node.starts,
                 "broker_turns": self.node.turns,
                 "disk_syncs": self.disk.sync_count,
                 "disk_sync_failures": self.disk.sync_failures,
                 "disk_bytes": self.disk.used_bytes,
+                "storage_notes": len(self.node.notes),
             },
         )
 
@@ -125,7 +137,7 @@ class World:
         self.node.start()
         self.plan.start(kernel.now)
         for fault in scenario.faults:
-            env.process(self._fault(fault))
+            self._nemesis.plan(fault)
         if self._on_progress is not None:
             env.process(self._report_progress(self._on_progress))
         limit_s = scenario.production_limit_s + scenario.drain_timeout_s + _PATIENCE_S
@@ -142,6 +154,10 @@ class World:
     def _record(self, event: HistoryEvent) -> None:
         self.events.append(event)
         self.kernel.trace(f"{event.process} {event.f.value} {event.type.value} {event.value}")
+
+    def _fault_begins(self, fault: Fault) -> None:
+        if self._watcher is not None:
+            self._watcher.fault_begins(self, fault)
 
     def _after_turn(self) -> None:
         plan = self.plan
@@ -166,49 +182,6 @@ class World:
             yield self.kernel.env.timeout(0.5)
             report(self.kernel.elapsed_s)
 
-    # -- faults --------------------------------------------------------------------------------------------------
-
-    def _fault(self, fault: Fault) -> Generator[Event, None, None]:
-        """A SimPy process: wait, begin, wait, end; both moments go into the history."""
-        env, kernel = self.kernel.env, self.kernel
-        detail = describe(fault)
-        yield env.timeout(fault.at_s)
-        if self._watcher is not None:
-            self._watcher.fault_begins(self, fault)
-        op = self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
-        end = self._begin(fault)
-        yield env.timeout(fault.for_s)
-        end()
-        self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.OK, op=op, detail=detail)
-
-    def _begin(self, fault: Fault) -> Callable[[], None]:
-        """Start a fault; returns what ends it."""
-        node = self.node
-        match fault.kind:
-            case FaultKind.CRASH:
-                node.crash()
-                return node.start
-            case FaultKind.POWER_LOSS:
-                node.lose_power()
-                return node.start
-            case FaultKind.PAUSE:
-                node.pause()
-                return node.resume
-            case FaultKind.RESET:
-                for client in self._hit(fault):
-                    client.reset()
-                return _nothing
-            case _:
-                handle = self.conditions.add(self._roles(fault), _impairment(fault))
-                return lambda: self.conditions.remove(handle)
-
-    def _roles(self, fault: Fault) -> Iterable[ClientRole]:
-        return _ROLES.get(fault.target, tuple(ClientRole))
-
-    def _hit(self, fault: Fault) -> list[SimClient]:
-        roles = tuple(self._roles(fault))
-        return [client for client in self.clients if client.client.role in roles]
-
 
 def _with_delays(profile: WorldProfile, delays: Delays) -> WorldProfile:
     """The machine with the scenario's own delays."""
@@ -220,30 +193,3 @@ def _with_delays(profile: WorldProfile, delays: Delays) -> WorldProfile:
     if delays.network_s is not None:
         network = replace(network, latency_s=delays.network_s, cut_rate=0.0)
     return WorldProfile(disk=disk, network=network)
-
-
-def describe(fault: Fault) -> str:
-    """``<kind> <target> ...`` as histories and charts show it, and as the fault runner writes it."""
-    words = [fault.kind.value, fault.target]
-    if fault.kind is FaultKind.LATENCY:
-        words.append(f"{fault.latency_ms:g}+/-{fault.jitter_ms:g} ms")
-    elif fault.kind is FaultKind.LOSS:
-        words.append(f"{fault.rate:.0%}")
-    elif fault.kind is FaultKind.BANDWIDTH:
-        words.append(f"{fault.rate:g} kB/s")
-    return " ".join(words)
-
-
-def _impairment(fault: Fault) -> Impairment:
-    kind = fault.kind
-    return Impairment(
-        latency_s=fault.latency_ms / 1e3 if kind is FaultKind.LATENCY else 0.0,
-        jitter_s=fault.jitter_ms / 1e3 if kind is FaultKind.LATENCY else 0.0,
-        loss_rate=fault.rate if kind is FaultKind.LOSS else 0.0,
-        bytes_per_s=fault.rate * 1_000 if kind is FaultKind.BANDWIDTH else 0.0,
-        partitioned=kind is FaultKind.PARTITION,
-    )
-
-
-def _nothing() -> None:
-    """The end of a fault that is over at once."""

@@ -26,7 +26,18 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from assay.reference_broker.trace.schema import AckedMeans, Contract, HistoryHeader
+from assay.reference_broker.trace.fault_classes import (
+    CRASHING,
+    CUTTING,
+    DAMAGING,
+    DELAYING,
+    LYING,
+    REFUSING,
+    UNCERTAIN,
+    destroys,
+    timeout_of,
+)
+from assay.reference_broker.trace.schema import Contract, HistoryHeader
 from assay.spark_analysis.schemas import literal_frame, struct_type
 from assay.spark_analysis.session import together
 
@@ -34,16 +45,6 @@ DLQ_PREFIX: Final = "$dlq/"
 END_IDX: Final = 2**62
 FAULTS_MAX: Final = 100_000
 """Faults of all runs together; they are paired on the driver."""
-
-CRASHING: Final = ("crash", "power_loss")
-CUTTING: Final = ("crash", "power_loss", "reset", "partition")
-DELAYING: Final = ("latency", "loss", "bandwidth", "partition", "pause")
-DESTROYING: Final[dict[AckedMeans, tuple[str, ...]]] = {
-    AckedMeans.MEMORY: CRASHING,
-    AckedMeans.OS: ("power_loss",),
-    AckedMeans.DISK: (),
-}
-"""Faults that may destroy what was acknowledged."""
 
 EVENTS: Final = """
 SELECT run_id, index AS idx, time_ns, process, f, type, op, queue, key, value, producer, seq, `group` AS consumer_group,
@@ -155,7 +156,13 @@ _FAULT_TYPE: Final = StructType(
         StructField("from_ns", LongType()),
         StructField("to_idx", LongType()),
         StructField("to_ns", LongType()),
+        StructField("crashes", BooleanType()),
+        StructField("cuts", BooleanType()),
+        StructField("delays", BooleanType()),
+        StructField("leaves_doubt", BooleanType()),
+        StructField("refuses", BooleanType()),
         StructField("destroys", BooleanType()),
+        StructField("destroyed_to", LongType()),
     ]
 )
 
@@ -181,8 +188,23 @@ class FaultSpan(msgspec.Struct, kw_only=True):
     from_ns: int
     to_idx: int = END_IDX
     to_ns: int = END_IDX
+    crashes: bool = False
+    cuts: bool = False
+    delays: bool = False
+    leaves_doubt: bool = False
+    refuses: bool = False
     destroys: bool = False
-    """The contract lets it destroy what was acknowledged."""
+    """The contract lets it destroy what was acknowledged, before ``destroyed_to``."""
+    destroyed_to: int = -1
+
+    def classify(self, contract: Contract, *, lied: bool) -> None:
+        """Say what it lets a broker do; ``lied``: syncs had lied before it."""
+        self.crashes, self.cuts = self.kind in CRASHING, self.kind in CUTTING
+        self.delays, self.leaves_doubt = self.kind in DELAYING, self.kind in UNCERTAIN
+        self.refuses = self.kind in REFUSING
+        self.destroys = destroys(self.kind, contract.acked_means, lied=lied)
+        if self.destroys:
+            self.destroyed_to = END_IDX if self.kind in DAMAGING else self.from_idx
 
 
 def pair_faults(events: list[FaultEvent]) -> list[FaultSpan]:
@@ -235,8 +257,11 @@ class Tables:
         self.frames: dict[str, DataFrame] = {"events": events}
         self.frames["events"] = self.stored("events", partial(self.query, EVENTS))
         self.fault_spans = self._pair_faults()
+        lied: set[str] = set()
         for span in self.fault_spans:
-            span.destroys = span.kind in DESTROYING[headers[span.run_id].contract.acked_means]
+            if span.kind in LYING:
+                lied.add(span.run_id)
+            span.classify(headers[span.run_id].contract, lied=span.run_id in lied)
         faults = [msgspec.structs.astuple(span) for span in self.fault_spans]
         self.frames["faults"] = literal_frame(spark, faults, _FAULT_TYPE)
         self.frames["contracts"] = _contracts(spark, headers, self.fault_spans)
@@ -282,24 +307,26 @@ class Tables:
 
 
 def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: list[FaultSpan]) -> DataFrame:
-    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and where the last destroying fault began, or -1."""
+    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and before what index all may be gone, or -1."""
     fields = struct_type(Contract).fields
     schema = StructType(
         [
             StructField("run_id", StringType()),
             *fields,
             StructField("timeout_ns", LongType()),
-            StructField("destroyed_from", LongType()),
+            StructField("destroyed_to", LongType()),
         ]
     )
-    destroyed_from: dict[str, int] = {}
+    destroyed_to: dict[str, int] = {}
+    kinds: dict[str, set[str]] = {run_id: set() for run_id in headers}
     for span in faults:
-        if span.destroys:
-            destroyed_from[span.run_id] = max(span.from_idx, destroyed_from.get(span.run_id, -1))
+        destroyed_to[span.run_id] = max(span.destroyed_to, destroyed_to.get(span.run_id, -1))
+        kinds[span.run_id].add(span.kind)
     rows = []
     for run_id, header in headers.items():
-        values = [getattr(header.contract, field.name) for field in fields]
+        timeout_s = timeout_of(header.contract.delivery_timeout_s, frozenset(kinds[run_id]))
+        contract = msgspec.structs.replace(header.contract, delivery_timeout_s=timeout_s)
+        values = [getattr(contract, field.name) for field in fields]
         plain = [str(value) if isinstance(value, str) else value for value in values]
-        timeout_ns = int(header.contract.delivery_timeout_s * 1e9)
-        rows.append((run_id, *plain, timeout_ns, destroyed_from.get(run_id, -1)))
+        rows.append((run_id, *plain, int(timeout_s * 1e9), destroyed_to.get(run_id, -1)))
     return literal_frame(spark, rows, schema)

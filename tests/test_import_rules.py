@@ -100,9 +100,10 @@ RULES: dict[str, tuple[str, ...]] = {
     "conformance.adapter": ("conformance", "reference_broker"),
     "conformance.mutants": ("conformance", "reference_broker"),
     "conformance": ("conformance", TRACE),
-    "faults.scenario": (TRACE, "faults.workload_kinds"),
+    "faults.scenario": (TRACE, "faults.fault_kinds", "faults.workload_kinds"),
     "faults.workload_kinds": (TRACE,),
     "faults.workload": (TRACE, "conformance.wire", "faults.scenario", "faults.workload_kinds"),
+    "faults.fault_kinds": (TRACE,),
     "faults.measure": (TRACE, "faults.scenario", "faults.workload"),
     "faults": (
         "conformance.targets",
@@ -126,6 +127,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),
     "sim": (
         NODE,
+        f"{SERVER}.clock",
         CORE,
         QUEUES,
         ROUTING,
@@ -136,6 +138,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "conformance.checkers",
         "conformance.wire",
         "conformance.mutants",
+        "faults.fault_kinds",
         "faults.scenario",
         "faults.workload",
         "faults.measure",

@@ -34,6 +34,7 @@ from assay.conformance.checkers import (
     wills,
 )
 from assay.conformance.checkers.anomaly import Anomaly, to_findings
+from assay.conformance.checkers.excuses import with_its_clock
 from assay.conformance.checkers.tables import MQTT_PREFIX, Tables, build_tables
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
@@ -78,6 +79,7 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def anomalies(tables: Tables, contract: Contract) -> list[Anomaly]:
     """The rows of all checkers, sorted."""
+    contract = with_its_clock(tables, contract)
     rows = [row for check in CHECKERS.values() for row in check(tables, contract)]
     rows.sort()
     return rows

@@ -10,13 +10,13 @@ and a subject (Q, g, v) whose send has status ok or info::
     A11 = {(Q, g, v) : rejected or exhausted, no ACK of the subject has status ok or info, v not in dead(Q)}
 
 Severity: ``safety``; ``quality`` when a fault that the contract lets destroy acknowledged data began after the
-settlement was confirmed. ``index`` is the completion of that REJECT or NACK.
+settlement was confirmed, or the disk was damaged at any time. ``index`` is the completion of that REJECT or NACK.
 """
 
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import destroying_faults
+from assay.conformance.checkers.excuses import destroyed_to
 from assay.conformance.checkers.tables import DLQ_PREFIX, Settlement, Subject, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpKind, OpType
@@ -28,7 +28,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     """All A11 rows."""
     if not contract.dead_letters:
         return []
-    destroyed_from = max((span.from_idx for span in destroying_faults(tables, contract)), default=-1)
+    destroyed = destroyed_to(tables, contract)
     dead: dict[str, set[str]] = {}
     rows = []
     for subject in tables.refused:
@@ -46,7 +46,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             Anomaly(
                 checker=CHECKER,
                 anomaly="A11",
-                severity=Severity.QUALITY if due_row.cpl_idx < destroyed_from else Severity.SAFETY,
+                severity=Severity.QUALITY if due_row.cpl_idx < destroyed else Severity.SAFETY,
                 queue=queue,
                 group=group,
                 value=value,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from assay.conformance.checkers.tables import FaultSpan, Send, Tables
-from assay.reference_broker.trace.schema import AckedMeans, Contract
+import msgspec
 
-CRASHING = frozenset({"crash", "power_loss"})
-"""The broker process is gone, and with it whatever it only remembered."""
-CUTTING = frozenset({"crash", "power_loss", "reset", "partition"})
-"""The broker may have ended sessions that their clients still believe in."""
-DELAYING = frozenset({"latency", "loss", "bandwidth", "partition", "pause"})
-"""What a client sees may be arbitrarily older than when the broker did it, and differently so per connection."""
+from assay.conformance.checkers.tables import END_IDX, FaultSpan, Send, Tables
+from assay.reference_broker.trace.fault_classes import CRASHING as CRASHING
+from assay.reference_broker.trace.fault_classes import CUTTING as CUTTING
+from assay.reference_broker.trace.fault_classes import DAMAGING, LYING, destroys, timeout_of
+from assay.reference_broker.trace.fault_classes import DELAYING as DELAYING
+from assay.reference_broker.trace.fault_classes import POWER as POWER
+from assay.reference_broker.trace.fault_classes import REFUSING as REFUSING
+from assay.reference_broker.trace.fault_classes import UNCERTAIN as UNCERTAIN
+from assay.reference_broker.trace.fault_classes import WRONG_CLOCK as WRONG_CLOCK
+from assay.reference_broker.trace.schema import Contract
 
-DESTROYING: dict[AckedMeans, frozenset[str]] = {
-    AckedMeans.MEMORY: CRASHING,
-    AckedMeans.OS: frozenset({"power_loss"}),
-    AckedMeans.DISK: frozenset(),
-}
-"""Faults that may destroy what was acknowledged, by what the contract says an acknowledgement means."""
-
-
+DISTURBING = CUTTING | DELAYING
+"""What a client sees says little of what the broker did just then."""
 TIMEOUT_SLACK_NS = 50_000_000
 """A timer may fire a little early."""
 
@@ -35,24 +32,6 @@ def active(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int) ->
     return any(span.kind in kinds and span.overlaps(from_idx, to_idx) for span in tables.faults)
 
 
-def destroying_faults(tables: Tables, contract: Contract) -> list[FaultSpan]:
-    """The faults of this history that excuse the loss of what was acknowledged before they began."""
-    kinds = DESTROYING[contract.acked_means]
-    return [span for span in tables.faults if span.kind in kinds]
-
-
-WRONG_CLOCK = frozenset({"clock_rate", "clock_jump"})
-"""The broker's clock is not that of who measures it."""
-POWER = frozenset({"power_loss", "torn_write"})
-DISTURBING = CUTTING | DELAYING
-"""What a client sees says little of what the broker did just then."""
-
-
-def destroyed(tables: Tables, contract: Contract, acknowledged_idx: int, seen_idx: int) -> bool:
-    """Whether a fault may have undone what was acknowledged then, as was seen later."""
-    return any(acknowledged_idx < span.from_idx < seen_idx for span in destroying_faults(tables, contract))
-
-
 def disturbed(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int, until_ns: int) -> bool:
     """As :func:`active`, faults that began until ``until_ns`` included."""
     return any(
@@ -64,3 +43,48 @@ def disturbed(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int,
 def fired_again(tables: Tables, send: Send | None, seen_idx: int) -> bool:
     """Whether a delayed message may have fired a second time before it was seen: over a loss of power (Q-DELAY-21)."""
     return send is not None and send.delay_ns >= 0 and active(tables, POWER, send.inv_idx, seen_idx)
+
+
+def with_its_clock(tables: Tables, contract: Contract) -> Contract:
+    """The contract as a broker may keep it whose clock was as wrong as the faults say."""
+    timeout_s = timeout_of(contract.delivery_timeout_s, frozenset(span.kind for span in tables.faults))
+    return msgspec.structs.replace(contract, delivery_timeout_s=timeout_s)
+
+
+class Destruction(msgspec.Struct, frozen=True):
+    """What was acknowledged before ``to_idx`` may be lost from ``from_idx`` on."""
+
+    from_idx: int
+    to_idx: int
+
+    def excuses(self, acknowledged_idx: int, seen_idx: int) -> bool:
+        """Whether it may have undone what was acknowledged then, as was seen later."""
+        return self.from_idx < seen_idx and acknowledged_idx < self.to_idx
+
+
+def destruction_by(tables: Tables, contract: Contract) -> list[Destruction]:
+    """The faults of this history that excuse the loss of what was acknowledged.
+
+    Damage of the disk may show at any time, and take what is written beside it later.
+    """
+    found = []
+    lied = False
+    for span in sorted(tables.faults, key=_began):
+        lied |= span.kind in LYING
+        if destroys(span.kind, contract.acked_means, lied=lied):
+            found.append(Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx))
+    return found
+
+
+def destroyed(tables: Tables, contract: Contract, acknowledged_idx: int, seen_idx: int) -> bool:
+    """Whether a fault may have undone what was acknowledged then, as was seen later."""
+    return any(each.excuses(acknowledged_idx, seen_idx) for each in destruction_by(tables, contract))
+
+
+def destroyed_to(tables: Tables, contract: Contract) -> int:
+    """What was acknowledged before that index may be gone at the end; -1: nothing."""
+    return max((each.to_idx for each in destruction_by(tables, contract)), default=-1)
+
+
+def _began(span: FaultSpan) -> int:
+    return span.from_idx

@@ -9,15 +9,16 @@ For a main queue Q and a group g, with every set taken over the tables of :mod:`
 
     A1 = {s in acked(Q, g) : s.value not in read(Q, g) + dead(Q)}                        if closed(Q, g), else no claim
     F6 = {s in acked(Q, g) : s.value in read(Q, g), not in dead(Q), not final(Q, g, s)}  if closed(Q, g), else no claim
-    final(Q, g, s) = an ACK or REJECT by g was invoked for s.value with status ok or info
+    final(Q, g, s) = an ACK or REJECT by g was invoked for s.value with status ok or info, or was refused while a fault
+                     of a REFUSING kind overlaps (inv_idx, cpl_idx): what the disk refused at first may be done later
 
 F6 says that the broker took a message for settled although nobody settled it (a dropped nack, for example). It is
 claimed only of contracts that promise at least one delivery until settlement, that is of all but ``at_most_once``, and
 not of plain MQTT, where nobody says whether an acknowledgement arrived.
 
 Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when a fault that the contract lets destroy
-acknowledged data (:data:`assay.conformance.checkers.excuses.DESTROYING`) began after the send was acknowledged (A1) or
-after the last delivery (F6).
+acknowledged data (:func:`assay.conformance.checkers.excuses.destruction_by`) began after the send was acknowledged (A1)
+or after the last delivery (F6), or when the disk was damaged at any time.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -29,7 +30,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import destroying_faults
+from assay.conformance.checkers.excuses import REFUSING, active, destroyed_to
 from assay.conformance.checkers.tables import MQTT_PREFIX, Scope, Send, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
@@ -52,16 +53,14 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     for send in tables.sends.values():
         if send.status is OpType.OK:
             by_queue[send.queue].append(send)
-    destroyed_from = max((span.from_idx for span in destroying_faults(tables, contract)), default=-1)
+    destroyed = destroyed_to(tables, contract)
     for scope in tables.scopes():
         if closed(tables, contract, scope):
-            rows.extend(_check_scope(tables, contract, scope, by_queue[scope[0]], destroyed_from))
+            rows.extend(_check_scope(tables, contract, scope, by_queue[scope[0]], destroyed))
     return rows
 
 
-def _check_scope(
-    tables: Tables, contract: Contract, scope: Scope, acked: list[Send], destroyed_from: int
-) -> list[Anomaly]:
+def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[Send], destroyed: int) -> list[Anomaly]:
     queue, group = scope
     dead = tables.dead_values(queue)
     since = tables.subscribed.get(scope, -1)
@@ -77,7 +76,7 @@ def _check_scope(
             missing.append(send)
         elif settles and not _final(tables, queue, group, send.value):
             last = seen[-1].index
-            severity = Severity.QUALITY if last < destroyed_from else Severity.SAFETY
+            severity = Severity.QUALITY if last < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(
                     checker=CHECKER,
@@ -93,7 +92,7 @@ def _check_scope(
     if missing:
         bounds = _read_bounds(tables, queue, group, dead)
         for send in missing:
-            severity = Severity.QUALITY if excused or send.cpl_idx < destroyed_from else Severity.SAFETY
+            severity = Severity.QUALITY if excused or send.cpl_idx < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(
                     checker=CHECKER,
@@ -111,7 +110,8 @@ def _check_scope(
 
 def _final(tables: Tables, queue: str, group: str, value: str) -> bool:
     return any(
-        row.kind is not OpKind.NACK and row.status is not OpType.FAIL
+        row.kind is not OpKind.NACK
+        and (row.status is not OpType.FAIL or active(tables, REFUSING, row.inv_idx, row.cpl_idx))
         for row in tables.settlements.get((queue, group, value), ())
     )
 

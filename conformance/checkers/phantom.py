@@ -13,14 +13,15 @@ of d.value::
 C1 is skipped for a position when a crash or power loss overlaps the interval between its first and its last delivery:
 a broker may give the offset of a message that it had not acknowledged, and lost, to another one.
 
-Severity: ``safety``, always. A delivery counts under the first rule that matches, in the order A7, A5, A9, A6, A10;
-C1 is independent.
+Severity: ``safety``; of an A10 ``quality`` when a fault of an UNCERTAIN kind, which leaves a broker in doubt of what is
+on its disk, overlaps (s.inv_idx, d.idx). A delivery counts under the first rule that matches, in the order A7, A5, A9,
+A6, A10; C1 is independent.
 """
 
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import CRASHING, active
+from assay.conformance.checkers.excuses import CRASHING, UNCERTAIN, active
 from assay.conformance.checkers.tables import DLQ_PREFIX, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
@@ -46,7 +47,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     for event in tables.deliveries:
         anomaly = _classify(tables, event)
         if anomaly:
-            rows.append(_row(anomaly, event))
+            rows.append(_row(anomaly, event, _severity(tables, anomaly, event)))
     rows.extend(_check_positions(tables))
     return rows
 
@@ -62,11 +63,17 @@ def _classify(tables: Tables, event: HistoryEvent) -> str:
     return "A10" if send.status is OpType.FAIL else ""
 
 
-def _row(anomaly: str, event: HistoryEvent) -> Anomaly:
+def _severity(tables: Tables, anomaly: str, event: HistoryEvent) -> Severity:
+    if anomaly == "A10" and active(tables, UNCERTAIN, tables.sends[event.value].inv_idx, event.index):
+        return Severity.QUALITY
+    return Severity.SAFETY
+
+
+def _row(anomaly: str, event: HistoryEvent, severity: Severity = Severity.SAFETY) -> Anomaly:
     return Anomaly(
         checker=CHECKER,
         anomaly=anomaly,
-        severity=Severity.SAFETY,
+        severity=severity,
         queue=event.queue,
         group=event.group,
         value=event.value,

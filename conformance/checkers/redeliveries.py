@@ -40,7 +40,7 @@ from enum import StrEnum
 import msgspec
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import CUTTING, destroying_faults, fired_again, timeouts_within
+from assay.conformance.checkers.excuses import CUTTING, destruction_by, fired_again, timeouts_within
 from assay.conformance.checkers.tables import FaultSpan, Settlement, Subject, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
@@ -79,16 +79,16 @@ def rows_of(kind: RedeliveryClass, checker: str, detail: str, tables: Tables, co
     """The unjustified deliveries of one class as rows.
 
     ``safety``; an A15 row is ``quality`` when a fault that the contract lets destroy acknowledged data began between
-    the confirmation and the delivery.
+    the confirmation and the delivery, or the disk was damaged before the delivery.
     """
-    destroying = destroying_faults(tables, contract)
+    destruction = destruction_by(tables, contract)
     rows = []
     for found in unjustified(tables, contract):
         event = found.delivery
         if found.kind is not kind or fired_again(tables, tables.sends.get(event.value), event.index):
             continue
         excused = kind is RedeliveryClass.RESURRECTION and any(
-            found.settled_idx < span.from_idx < event.index for span in destroying
+            each.excuses(found.settled_idx, event.index) for each in destruction
         )
         rows.append(
             Anomaly(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
@@ -14,13 +15,21 @@ MAX_ADVANCE_S = 3.2e8
 class Clock:
     """Wall time taken once, advanced by monotonic time."""
 
-    def __init__(self, ahead_s: float = 0.0) -> None:
-        """``ahead_s``: how far ahead of the wall clock it begins."""
-        self._offset_s = time.time() - time.monotonic() + ahead_s
+    def __init__(
+        self,
+        ahead_s: float = 0.0,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``ahead_s``: how far ahead of the wall clock it begins. ``wall``, ``steady``: the machine's clocks."""
+        self._wall = wall
+        self._steady = steady
+        self._offset_s = wall() - steady() + ahead_s
 
     def now(self) -> float:
         """Unix seconds."""
-        return time.monotonic() + self._offset_s
+        return self._steady() + self._offset_s
 
     def advance(self, seconds: float) -> None:
         """Move forward at once. Raises :class:`QueueError` for a time that is not over 0 and at most ten years."""

@@ -11,13 +11,12 @@ from typing import Final
 
 import msgspec
 
-from assay.faults.scenario import CLIENT_TARGETS, FaultKind, ScenarioWorld
-from assay.sim.hunt.ranges import Draw, PartOf, Spread
+from assay.faults.fault_kinds import CLIENT_TARGETS, Direction, DiskCall, FaultKind
+from assay.reference_broker.trace.file_kinds import FileKind
+from assay.sim.hunt.ranges import Among, Draw, PartOf, Spread, Unless, Whole
 
 NODE: Final = "<node>"
 """Stands among ``targets`` for any node of the scenario's topology."""
-_BOTH: Final = frozenset(ScenarioWorld)
-_SIMULATED: Final = frozenset({ScenarioWorld.SIM})
 
 
 class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,33 +27,85 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...] = (NODE,)
     parameters: Mapping[str, Draw] = {}
     """Further fields of :class:`assay.faults.scenario.Fault`, drawn in this order."""
-    worlds: frozenset[ScenarioWorld] = _BOTH
-    """Where the fault can be made; a schedule goes where all of its faults can."""
     apart_from: frozenset[FaultKind] = frozenset()
     """Kinds that must not be active at the same time on the same target; itself, if it stands here."""
     most: int = 4
     """In one schedule."""
+    chance: float = 1.0
+    """Of taking part, as a share of the usual one: what excuses a broker much is rare."""
     needs_restart: bool = False
     """The broker may lawfully refuse its service afterwards until it is started again: such a schedule ends with a
     crash, so that the drain proves something."""
 
 
-_DOWN: Final = frozenset({FaultKind.CRASH, FaultKind.POWER_LOSS})
+_DOWN: Final = frozenset(
+    {FaultKind.CRASH, FaultKind.POWER_LOSS, FaultKind.TORN_WRITE, FaultKind.STOP, FaultKind.RESTART_STORM}
+)
+_DOWN_S: Final = Spread(0.001, 1.5)
+_FILES: Final = Among((FileKind.ALL, FileKind.ALL, FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS))
+_CALLS: Final = (DiskCall.WRITE, DiskCall.SYNC, DiskCall.RENAME, DiskCall.CREATE, DiskCall.REMOVE, DiskCall.CHANGE)
+_IN_A_CALL: Final[dict[str, Draw]] = {
+    "call": Among((DiskCall.ANY_TIME,) * len(_CALLS) + _CALLS),
+    "nth": Unless("call", DiskCall.ANY_TIME, Whole(1, 30), 1),
+    "files": Unless("call", DiskCall.ANY_TIME, _FILES, FileKind.ALL),
+}
+_DIRECTION: Final = Among((Direction.BOTH, Direction.BOTH, Direction.TO_BROKER, Direction.TO_CLIENTS))
+_SOME: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60), "times": Whole(1, 30)}
+_ONE: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60)}
 
 FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
-    FaultKind.CRASH: FaultDraw(for_s=Spread(0.001, 1.5), apart_from=_DOWN),
-    FaultKind.POWER_LOSS: FaultDraw(for_s=Spread(0.001, 1.5), worlds=_SIMULATED, apart_from=_DOWN),
+    FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN),
+    FaultKind.POWER_LOSS: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN),
+    FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_ONE, apart_from=_DOWN),
+    FaultKind.STOP: FaultDraw(for_s=_DOWN_S, apart_from=_DOWN),
+    FaultKind.RESTART_STORM: FaultDraw(for_s=_DOWN_S, parameters={"times": Whole(1, 4)}, apart_from=_DOWN),
     FaultKind.PAUSE: FaultDraw(for_s=Spread(0.005, 3.0), apart_from=_DOWN | {FaultKind.PAUSE}),
+    FaultKind.SLOW_NODE: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"factor": Spread(2, 100)}),
     FaultKind.LATENCY: FaultDraw(
         for_s=Spread(0.05, 3.0),
         targets=CLIENT_TARGETS,
-        parameters={"latency_ms": Spread(1, 300), "jitter_ms": PartOf("latency_ms")},
+        parameters={"latency_ms": Spread(1, 300), "jitter_ms": PartOf("latency_ms"), "direction": _DIRECTION},
     ),
-    FaultKind.LOSS: FaultDraw(for_s=Spread(0.05, 3.0), targets=CLIENT_TARGETS, parameters={"rate": Spread(0.005, 0.4)}),
+    FaultKind.LOSS: FaultDraw(
+        for_s=Spread(0.05, 3.0),
+        targets=CLIENT_TARGETS,
+        parameters={"rate": Spread(0.005, 0.4), "direction": _DIRECTION},
+    ),
     FaultKind.RESET: FaultDraw(for_s=None, targets=CLIENT_TARGETS),
-    FaultKind.PARTITION: FaultDraw(for_s=Spread(0.02, 4.0), targets=CLIENT_TARGETS),
+    FaultKind.PARTITION: FaultDraw(
+        for_s=Spread(0.02, 4.0), targets=CLIENT_TARGETS, parameters={"direction": _DIRECTION}
+    ),
+    FaultKind.CLOG: FaultDraw(for_s=Spread(0.02, 4.0), targets=CLIENT_TARGETS, parameters={"direction": _DIRECTION}),
     FaultKind.BANDWIDTH: FaultDraw(
-        for_s=Spread(0.05, 3.0), targets=CLIENT_TARGETS, parameters={"rate": Spread(5, 500)}
+        for_s=Spread(0.05, 3.0),
+        targets=CLIENT_TARGETS,
+        parameters={"rate": Spread(5, 500), "direction": _DIRECTION},
+    ),
+    FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=CLIENT_TARGETS),
+    FaultKind.DISK_FULL: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}),
+    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
+    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
+    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
+    FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
+    FaultKind.SLOW_DISK: FaultDraw(
+        for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(1, 1_000), "jitter_ms": PartOf("latency_ms")}
+    ),
+    FaultKind.LOST_WRITE: FaultDraw(for_s=Spread(0.05, 2.0), parameters=_ONE, most=1, chance=0.4, needs_restart=True),
+    FaultKind.MISDIRECTED_WRITE: FaultDraw(
+        for_s=Spread(0.05, 2.0), parameters=_ONE, most=1, chance=0.4, needs_restart=True
+    ),
+    FaultKind.BIT_ROT: FaultDraw(
+        for_s=None, parameters={"files": _FILES, "times": Whole(1, 10)}, most=1, chance=0.4, needs_restart=True
+    ),
+    FaultKind.CLOCK_JUMP: FaultDraw(
+        for_s=None,
+        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -0.5, 0.5, 5.0, 60.0, 86_400.0))},
+        needs_restart=True,
+    ),
+    FaultKind.CLOCK_RATE: FaultDraw(
+        for_s=Spread(0.1, 4.0),
+        parameters={"factor": Among((0.5, 0.8, 1.25, 2.0))},
+        apart_from=frozenset({FaultKind.CLOCK_RATE}),
     ),
 }
 """By kind."""

@@ -47,6 +47,18 @@ class Among(msgspec.Struct, frozen=True):
         return rng.choice(self.values)
 
 
+class Unless(msgspec.Struct, frozen=True):
+    """What ``draw`` says, unless what was drawn before is ``value``; then it is ``otherwise``."""
+
+    name: str
+    value: object
+    draw_it: Draw
+    otherwise: object
+
+    def draw(self, rng: random.Random, drawn: Mapping[str, object]) -> object:
+        return self.otherwise if drawn[self.name] == self.value else self.draw_it.draw(rng, drawn)
+
+
 class PartOf(msgspec.Struct, frozen=True):
     """Some share of a number that was drawn before."""
 

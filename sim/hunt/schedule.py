@@ -19,7 +19,8 @@ from typing import Final
 
 import msgspec
 
-from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.faults.fault_kinds import why_only_simulated
+from assay.faults.scenario import Fault, FaultKind, Scenario, ScenarioWorld
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from assay.sim.hunt.fault_draws import FAULT_DRAWS, NODE, FaultDraw
 from assay.sim.hunt.option_draws import draw_options, with_options
@@ -179,7 +180,7 @@ def _kinds(rng: random.Random, scenario: Scenario) -> list[FaultKind]:
     every = sorted(FAULT_DRAWS)
     if rng.random() < _EVERY_KIND:
         return every
-    return [kind for kind in every if rng.random() < _ENABLED] or [rng.choice(every)]
+    return [kind for kind in every if rng.random() < _ENABLED * FAULT_DRAWS[kind].chance] or [rng.choice(every)]
 
 
 class _Chaos:
@@ -268,6 +269,6 @@ def _with_faults(scenario: Scenario, faults: list[Fault], span_s: float) -> Scen
             ),
         ]
     faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind))
-    possible = [FAULT_DRAWS[fault.kind].worlds for fault in faults]
-    worlds = tuple(world for world in scenario.worlds if all(world in each for each in possible))
+    simulated = any(why_only_simulated(fault) for fault in faults)
+    worlds = (ScenarioWorld.SIM,) if simulated else scenario.worlds
     return replace(scenario, faults=tuple(faults), worlds=worlds)

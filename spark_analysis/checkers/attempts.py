@@ -24,8 +24,7 @@ suspects AS (
 ),
 disturbed AS (  -- deliveries that no client saw may have used up the attempts
     SELECT s.run_id, s.idx FROM suspects s JOIN {faults} f ON f.run_id = s.run_id
-    WHERE f.kind IN ('crash', 'power_loss', 'reset', 'partition', 'latency', 'loss', 'bandwidth', 'pause')
-      AND f.from_idx < s.idx AND f.to_idx > s.inv_idx
+    WHERE (f.cuts OR f.delays) AND f.from_idx < s.idx AND f.to_idx > s.inv_idx
     UNION ALL
     SELECT s.run_id, s.idx FROM suspects s JOIN {session_ends} e ON e.run_id = s.run_id
     WHERE e.idx > s.inv_idx AND e.idx < s.idx

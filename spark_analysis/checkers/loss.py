@@ -10,8 +10,10 @@ from typing import Final
 LOST: Final = """
 WITH dead AS (SELECT DISTINCT run_id, home AS queue, value FROM {deliveries} WHERE is_dead),
 final AS (  -- settled for good, or perhaps so
-    SELECT DISTINCT run_id, queue, consumer_group, value
-    FROM {settlements} WHERE kind IN ('ack', 'reject') AND status <> 'fail'
+    SELECT DISTINCT s.run_id, s.queue, s.consumer_group, s.value
+    FROM {settlements} s LEFT JOIN {faults} f  -- what the disk refused at first may be done later
+        ON f.run_id = s.run_id AND f.refuses AND f.from_idx < s.cpl_idx AND f.to_idx > s.inv_idx
+    WHERE s.kind IN ('ack', 'reject') AND (s.status <> 'fail' OR f.run_id IS NOT NULL)
 ),
 fates AS (  -- what became of every send, in every closed scope of its queue
     SELECT s.*, c.consumer_group, c.since, r.idx AS read_idx,
@@ -30,18 +32,18 @@ placed AS (  -- how far each producer's stream arrived
     FROM fates WINDOW stream AS (PARTITION BY run_id, queue, consumer_group, producer)
 ),
 missing AS (
-    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_from
+    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to
     FROM placed p JOIN {contracts} k ON k.run_id = p.run_id
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
 )
 SELECT run_id, 'lost' AS checker, 'A1' AS anomaly,
-       CASE WHEN may_lose OR cpl_idx < destroyed_from THEN 'quality' ELSE 'safety' END AS severity,
+       CASE WHEN may_lose OR cpl_idx < destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, cpl_idx AS idx,
        CASE WHEN least IS NULL THEN 'all' WHEN seq < least THEN 'prefix'
             WHEN seq > greatest THEN 'postfix' ELSE 'middle' END AS detail
 FROM missing WHERE read_idx IS NULL
 UNION ALL
-SELECT run_id, 'lost', 'F6', CASE WHEN read_idx < destroyed_from THEN 'quality' ELSE 'safety' END,
+SELECT run_id, 'lost', 'F6', CASE WHEN read_idx < destroyed_to THEN 'quality' ELSE 'safety' END,
        queue, consumer_group, value, read_idx, 'delivered, never settled, not redelivered'
 FROM missing WHERE read_idx IS NOT NULL AND NOT is_final AND NOT may_lose
 """
@@ -66,7 +68,7 @@ due AS (
     WHERE NOT is_acked AND coalesce(rejected, exhausted) IS NOT NULL
 )
 SELECT d.run_id, 'dlq_loss' AS checker, 'A11' AS anomaly,
-       CASE WHEN d.due_idx < k.destroyed_from THEN 'quality' ELSE 'safety' END AS severity,
+       CASE WHEN d.due_idx < k.destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
        d.queue, d.consumer_group, d.value, d.due_idx AS idx,
        CASE WHEN d.rejected IS NOT NULL THEN 'rejected' ELSE 'retries exhausted' END AS detail
 FROM due d

@@ -41,7 +41,7 @@ behind AS (
 ),
 crashed AS (
     SELECT DISTINCT b.run_id, b.idx FROM behind b JOIN {faults} f ON f.run_id = b.run_id
-    WHERE f.kind IN ('crash', 'power_loss') AND f.from_idx < b.idx AND f.to_idx > b.inv_idx
+    WHERE f.crashes AND f.from_idx < b.idx AND f.to_idx > b.inv_idx
 )
 SELECT b.run_id, 'order' AS checker, 'D8' AS anomaly, 'safety' AS severity, b.queue, b.consumer_group, b.value, b.idx,
        'after a later one of its producer and key' AS detail

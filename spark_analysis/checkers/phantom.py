@@ -13,12 +13,20 @@ WITH judged AS (
                 WHEN s.queue <> d.home THEN 'A6'
                 WHEN s.status = 'fail' THEN 'A10' END AS anomaly
     FROM {deliveries} d LEFT JOIN {sends} s ON s.run_id = d.run_id AND s.value = d.value
+),
+doubtful AS (  -- the broker itself could not know what was on its disk
+    SELECT DISTINCT j.run_id, j.idx FROM judged j
+    JOIN {sends} s ON s.run_id = j.run_id AND s.value = j.value
+    JOIN {faults} f ON f.run_id = j.run_id AND f.leaves_doubt AND f.from_idx < j.idx AND f.to_idx > s.inv_idx
+    WHERE j.anomaly = 'A10'
 )
-SELECT run_id, 'phantom' AS checker, anomaly, 'safety' AS severity, queue, consumer_group, value, idx,
-       CASE anomaly WHEN 'A7' THEN 'payload differs from what was sent' WHEN 'A5' THEN 'never sent'
+SELECT j.run_id, 'phantom' AS checker, j.anomaly, CASE WHEN x.idx IS NULL THEN 'safety' ELSE 'quality' END AS severity,
+       j.queue, j.consumer_group, j.value, j.idx,
+       CASE j.anomaly WHEN 'A7' THEN 'payload differs from what was sent' WHEN 'A5' THEN 'never sent'
                     WHEN 'A9' THEN 'delivered before it was sent' WHEN 'A6' THEN 'sent to another queue'
                     ELSE 'refused by the broker, yet delivered' END AS detail
-FROM judged WHERE anomaly IS NOT NULL
+FROM judged j LEFT JOIN doubtful x ON x.run_id = j.run_id AND x.idx = j.idx
+WHERE j.anomaly IS NOT NULL
 """
 
 ONE_OFFSET_TWO_VALUES: Final = """
@@ -35,7 +43,7 @@ SELECT p.run_id, 'phantom' AS checker, 'C1' AS anomaly, 'safety' AS severity, p.
        'one offset, two values' AS detail
 FROM placed p
 LEFT ANTI JOIN {faults} f  -- an offset that was lost before it was acknowledged may be given again
-    ON f.run_id = p.run_id AND f.kind IN ('crash', 'power_loss') AND f.from_idx < p.last_idx AND f.to_idx > p.first_idx
+    ON f.run_id = p.run_id AND f.crashes AND f.from_idx < p.last_idx AND f.to_idx > p.first_idx
 WHERE p.least <> p.value OR p.greatest <> p.value
 """
 

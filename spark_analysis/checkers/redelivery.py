@@ -57,7 +57,7 @@ causes AS (
     GROUP BY h.run_id, h.idx
     UNION ALL
     SELECT w.run_id, w.idx, count(*) FROM {windows} w JOIN {faults} f ON f.run_id = w.run_id
-    WHERE f.kind IN ('crash', 'power_loss', 'reset', 'partition') AND f.from_idx < w.end_idx AND f.to_idx > w.sent_idx
+    WHERE f.cuts AND f.from_idx < w.end_idx AND f.to_idx > w.sent_idx
     GROUP BY w.run_id, w.idx
     UNION ALL
     SELECT w.run_id, w.idx, greatest(0, w.end_ns - w.sent_ns + :slack_ns) DIV k.timeout_ns
@@ -86,7 +86,7 @@ let_go AS (  -- the consumer before had at least tried to settle
 ),
 excused AS (
     SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} d ON d.run_id = u.run_id AND d.destroys
-    WHERE u.is_late AND u.settled_idx < d.from_idx AND d.from_idx < u.idx
+    WHERE u.is_late AND u.settled_idx < d.destroyed_to AND d.from_idx < u.idx
 ),
 classed AS (
     SELECT u.*, x.idx IS NOT NULL AS is_excused,

@@ -288,6 +288,24 @@ def test_a_group_that_cannot_write_its_state_rests_and_recovers(bench_with: Benc
     assert again.values == ["c"], "the first ack was kept and written later"
 
 
+def test_a_group_that_rests_goes_on_though_something_else_was_due_before(bench_with: BenchWith) -> None:
+    """Found by the hunt, with a full disk: a timeout that fell into the rest took the end of the rest away."""
+    disk = FailingDisk()
+    bench = bench_with(disk, delivery_timeout_s=0.5)
+    consumer = bench.consumer()
+    bench.publish("a")
+    bench.turn()
+    bench.advance(0.2)
+    disk.fail_write = ".pel.log"
+    assert consumer.ack(consumer.got[0]) is not None
+    bench.publish("b")
+    bench.turn()
+    assert consumer.values == ["a"]
+    disk.fail_write = ""
+    bench.advance(5.0)
+    assert consumer.values == ["a", "b"], "and nobody but the clock called"
+
+
 def test_a_failed_sync_of_group_state_stops_the_group_only(bench_with: BenchWith) -> None:
     disk = FailingDisk()
     bench = bench_with(disk)

@@ -237,6 +237,7 @@ def chaos(seed: int, events: int = 60) -> tuple[HistoryHeader, list[HistoryEvent
     values = [f"{producer}-{seq}" for producer in ("p", "q") for seq in range(rng.choice((1, 3, 6)))]
     queues = ["a", "b", "$dlq/a", "$dlq/b"]
     faults = ["crash", "power_loss node", "pause", "partition clients", "reset", "latency 5", ""]
+    faults += rng.sample(["bit_rot node", "lying_sync node", "sync_error node", "clock_jump node", "stop", "clog"], 3)
     made: list[HistoryEvent] = []
     time_ns = 0
     index = rng.randrange(3)

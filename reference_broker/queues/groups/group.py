@@ -515,6 +515,8 @@ class ConsumerGroup(GroupState):
             self.agenda.wake(self, self._dead_letter_retries[0][0])
         if self._moves:
             self.agenda.wake(self, self.rebalance.deadline)
+        if self.stalled_until > now:
+            self.agenda.wake(self, self.stalled_until)
         self.membership.rearm()
 
     def prune_timeouts(self) -> None:

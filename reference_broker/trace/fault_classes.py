@@ -1,0 +1,49 @@
+"""What faults let a broker do, by the first word of their events: data that every judge of histories reads.
+
+A fault that stands in none of these sets excuses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from assay.reference_broker.trace.schema import AckedMeans
+
+CRASHING: Final = frozenset({"crash", "power_loss", "torn_write", "stop", "restart_storm"})
+"""The broker process is gone, and with it whatever it only remembered."""
+CUTTING: Final = CRASHING | {"reset", "partition", "clog", "takeover"}
+"""The broker may have ended sessions that their clients still believe in."""
+DELAYING: Final = frozenset({"latency", "loss", "bandwidth", "partition", "clog", "pause", "slow_node", "slow_disk"})
+"""What a client sees may be arbitrarily older than when the broker did it, and differently so per connection."""
+
+POWER: Final = frozenset({"power_loss", "torn_write"})
+"""What was not synced is gone."""
+LYING: Final = frozenset({"lying_sync"})
+"""After it a loss of power may take what was synced."""
+DAMAGING: Final = frozenset({"bit_rot", "lost_write", "misdirected_write"})
+"""The disk does not hold what was written, and that may show at any time from then on. A broker may lose what it cannot
+read, if it says so; it must not deliver what nobody sent."""
+UNCERTAIN: Final = frozenset({"sync_error", "write_error"})
+"""What the broker then refuses may be on the disk all the same, and come back with the next start."""
+REFUSING: Final = UNCERTAIN | {"disk_full"}
+"""What a broker refuses to settle then may be settled all the same, once it can be written."""
+WRONG_CLOCK: Final = frozenset({"clock_rate", "clock_jump"})
+"""Timeouts of the broker are not those of who measures them."""
+CLOCK_ERROR: Final = 2
+"""By as much may a wrong clock be too fast."""
+
+_DESTROYING: Final[dict[AckedMeans, frozenset[str]]] = {
+    AckedMeans.MEMORY: CRASHING,
+    AckedMeans.OS: POWER,
+    AckedMeans.DISK: frozenset(),
+}
+
+
+def destroys(kind: str, acked_means: AckedMeans, *, lied: bool) -> bool:
+    """Whether the contract lets a fault destroy what was acknowledged; ``lied``: syncs had lied before it."""
+    return kind in _DESTROYING[acked_means] or kind in DAMAGING or (lied and kind in POWER)
+
+
+def timeout_of(delivery_timeout_s: float, kinds: frozenset[str]) -> float:
+    """The shortest time after which a delivery may time out, in a history with faults of these kinds."""
+    return delivery_timeout_s / CLOCK_ERROR if kinds & WRONG_CLOCK else delivery_timeout_s
