@@ -14,7 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from assay.faults.scenario import QueueWorkload, Scenario, Settlement, Topology
-from assay.reference_broker.config import Durability, Ordering, QueueConfig, parse_config, queue_defaults
+from assay.reference_broker.config import (
+    Durability,
+    Ordering,
+    QueueConfig,
+    RebalanceProtocol,
+    parse_config,
+    queue_defaults,
+)
 from assay.reference_broker.trace.schema import AckedMeans, OrderGuarantee
 from assay.sim.hunt.ranges import Among, Draw, Spread, Whole
 
@@ -213,8 +220,8 @@ def promised(scenario: Scenario, changed: Scenario) -> Scenario:
     most = max(queue.retry.max_retries for queue in after) + 1
     if most != max((queue.retry.max_retries for queue in before), default=-1) + 1:
         contract = replace(contract, max_deliveries=most)
-    timeout_s = min(queue.delivery_timeout_s for queue in after)
-    if timeout_s != min((queue.delivery_timeout_s for queue in before), default=0):
+    timeout_s = min(map(_soonest_again_s, after))
+    if timeout_s != min(map(_soonest_again_s, before), default=0):
         contract = replace(contract, delivery_timeout_s=timeout_s)
     return replace(changed, contract=contract)
 
@@ -256,8 +263,16 @@ def _ordered(queues: list[QueueConfig]) -> bool:
     return all(queue.ordering is not Ordering.NONE for queue in queues)
 
 
+def _soonest_again_s(queue: QueueConfig) -> float:
+    """How long a delivery is its consumer's at least: a partition that is revoked does not wait longer for it."""
+    if queue.group.protocol is RebalanceProtocol.COOPERATIVE:
+        return min(queue.delivery_timeout_s, queue.group.rebalance_timeout_s)
+    return queue.delivery_timeout_s
+
+
 def _longest_wait_s(queue: QueueConfig) -> float:
     """Until a message that a consumer failed to settle is there again."""
-    retry = queue.retry
-    waits_s = queue.delivery_timeout_s + retry.max_backoff_s
-    return waits_s + queue.group.rebalance_timeout_s if queue.group.protocol.value == "cooperative" else waits_s
+    waits_s = queue.delivery_timeout_s + queue.retry.max_backoff_s
+    if queue.group.protocol is RebalanceProtocol.COOPERATIVE:
+        waits_s += queue.group.rebalance_timeout_s
+    return waits_s

@@ -10,9 +10,10 @@ import pytest
 
 from assay.faults.scenario import FaultKind, Scenario, ScenarioWorld, find_scenario, parse_scenario, shipped_scenarios
 from assay.reference_broker.config import parse_config
+from assay.reference_broker.trace.schema import AckedMeans, OrderGuarantee
 from assay.sim.hunt.explore import run_schedule
 from assay.sim.hunt.fault_draws import FAULT_DRAWS
-from assay.sim.hunt.option_draws import OPTION_DRAWS
+from assay.sim.hunt.option_draws import OPTION_DRAWS, with_options
 from assay.sim.hunt.schedule import FAMILY, Schedule, aimed, drawn_blindly
 from assay.sim.hunt.workload_kinds import lasts_s
 
@@ -90,3 +91,25 @@ def test_what_aims_hits(schedules: list[Schedule]) -> None:
         assert any(abs(event.time_ns / 1e9 - first_s) <= 0.0501 for event in events)
         hit += 1
     assert hit >= 3
+
+
+def test_a_revoked_partition_waits_no_longer_than_the_contract_says() -> None:
+    """What its consumer has not settled then is taken back: found as a delivery to two consumers (number 1051)."""
+    scenario = find_scenario("crash-restart")
+    options = {"protocol": "cooperative", "rebalance_timeout": 0.4, "delivery_timeout": 1.5}
+    assert with_options(scenario, options).contract.delivery_timeout_s == 0.4
+    eager = with_options(scenario, {**options, "protocol": "eager"})
+    assert eager.contract.delivery_timeout_s == 1.5
+
+
+@pytest.mark.parametrize(
+    ("durability", "means"), [("fsync", AckedMeans.DISK), ("interval", AckedMeans.OS), ("memory", AckedMeans.MEMORY)]
+)
+def test_the_contract_follows_from_what_is_drawn(durability: str, means: AckedMeans) -> None:
+    scenario = find_scenario("crash-restart")
+    changed = with_options(scenario, {"durability": durability, "max_retries": 7, "ordering": "none"})
+    assert changed.contract.acked_means is means
+    assert changed.contract.max_deliveries == 8
+    assert changed.contract.order is OrderGuarantee.NONE
+    assert changed.quiet_s > changed.contract.delivery_timeout_s
+    assert with_options(scenario, {}).contract == scenario.contract
