@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from assay.reference_broker.trace.results import Band, Series
 from assay.reference_broker.trace.schema import HistoryHeader
 from assay.spark_analysis.latency import NS_PER_S
-from assay.spark_analysis.tables import Tables
+from assay.spark_analysis.tables import MQTT_PREFIX, Tables
 
 SCOPES_MAX: Final = 100_000
 
@@ -146,7 +146,8 @@ def missing_claims(
 ) -> dict[str, list[str]]:
     """Why each history cannot prove that the broker is right; no entry where it can."""
     rows = tables.query(
-        "SELECT run_id, queue, consumer_group, drained, dead_drained FROM {scopes} WHERE listed "
+        "SELECT run_id, queue, consumer_group, drained, dead_drained FROM {scopes} "
+        "WHERE listed AND NOT ended "
         "ORDER BY run_id, queue, consumer_group LIMIT :scopes_max",
         {"scopes_max": SCOPES_MAX},
     ).collect()
@@ -159,7 +160,9 @@ def missing_claims(
     for row in rows:
         if not row["drained"]:
             reasons[row["run_id"]].append(f"queue {row['queue']!r} was not drained by group {row['consumer_group']!r}")
-    undrained = sorted({(row["run_id"], row["queue"]) for row in rows if not row["dead_drained"]})
+    undrained = sorted(
+        {(r["run_id"], r["queue"]) for r in rows if not r["dead_drained"] and not r["queue"].startswith(MQTT_PREFIX)}
+    )
     for run_id, queue in undrained:
         if headers[run_id].contract.dead_letters:
             reasons[run_id].append(f"the dead-letter queue of {queue!r} was not drained")

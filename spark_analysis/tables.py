@@ -42,34 +42,46 @@ from assay.spark_analysis.schemas import literal_frame, struct_type
 from assay.spark_analysis.session import together
 
 DLQ_PREFIX: Final = "$dlq/"
+MQTT_PREFIX: Final = "$mqtt/"
+"""Topic spaces of plain MQTT."""
 END_IDX: Final = 2**62
 FAULTS_MAX: Final = 100_000
 """Faults of all runs together; they are paired on the driver."""
 
 EVENTS: Final = """
 SELECT run_id, index AS idx, time_ns, process, f, type, op, queue, key, value, producer, seq, `group` AS consumer_group,
-       message_id, partition, offset, delivery_count, redelivered, reason, detail
+       message_id, partition, offset, delivery_count, redelivered, reason, detail, txn, qos, delay_ns, lane
 FROM {events}
 """
 
 SENDS: Final = """
 WITH invoked AS (
-    SELECT run_id, idx, time_ns, queue, key, value, producer, seq,
+    SELECT run_id, idx, time_ns, queue, key, value, producer, seq, txn, delay_ns, f = 'will' AS is_will,
+           if(lane < 0, 2, lane) AS lane,
            -- a publish that could not be sent when its schedule wanted it says when that was
            coalesce(try_cast(nullif(regexp_extract(detail, '^intended_ns=([0-9]+)', 1), '') AS BIGINT), time_ns)
            AS intended_ns
-    FROM {events} WHERE f = 'publish' AND type = 'invoke'
+    FROM {events} WHERE f IN ('publish', 'will') AND type = 'invoke'
 ),
 completed AS (  -- the first completion of an invocation counts
     SELECT run_id, op, min_by(struct(type, idx, time_ns), idx) AS first
-    FROM {events} WHERE f = 'publish' AND type <> 'invoke' AND idx > op AND op >= 0
+    FROM {events} WHERE f IN ('publish', 'cancel') AND type <> 'invoke' AND idx > op AND op >= 0
     GROUP BY run_id, op
-)
+),
+cancelled AS (  -- taken back, or perhaps so
+    SELECT i.run_id, i.value, bool_or(coalesce(c.first.type, 'info') <> 'fail') AS is_doubtful,
+           min(CASE WHEN c.first.type = 'ok' THEN c.first.idx END) AS taken_back
+    FROM {events} i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
+    WHERE i.f = 'cancel' AND i.type = 'invoke' GROUP BY i.run_id, i.value
+),
+published AS (
 SELECT i.run_id, i.value,
        min_by(i.queue, i.idx) AS queue, min_by(i.key, i.idx) AS key,
        min_by(i.producer, i.idx) AS producer, min_by(i.seq, i.idx) AS seq,
        min(i.idx) AS inv_idx, min_by(i.time_ns, i.idx) AS inv_ns,
        min_by(i.intended_ns, i.idx) AS intended_ns, count(*) AS invocations,
+       min_by(i.txn, i.idx) AS txn, min_by(i.delay_ns, i.idx) AS delay_ns, min_by(i.lane, i.idx) AS lane,
+       bool_or(i.is_will) AS is_will,
        CASE WHEN bool_or(c.first.type = 'ok') THEN 'ok'
             WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'
             ELSE 'info' END AS status,
@@ -77,12 +89,17 @@ SELECT i.run_id, i.value,
        coalesce(min(CASE WHEN c.first.type = 'ok' THEN struct(c.first.idx, c.first.time_ns) END).time_ns, -1) AS cpl_ns
 FROM invoked i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
 GROUP BY i.run_id, i.value
+)
+SELECT p.* EXCEPT (status),
+       CASE WHEN p.status = 'ok' AND coalesce(x.is_doubtful, FALSE) THEN 'info' ELSE p.status END AS status,
+       coalesce(x.taken_back, -1) AS taken_back
+FROM published p LEFT JOIN cancelled x ON x.run_id = p.run_id AND x.value = p.value
 """
 
 DELIVERIES: Final = """
 SELECT run_id, idx, time_ns, process, queue, consumer_group, value, message_id, partition, offset, delivery_count,
        redelivered, reason,
-       startswith(queue, '$dlq/') AS is_dead,
+       startswith(queue, '$dlq/') AS is_dead, startswith(queue, '$mqtt/') AS is_mqtt,
        regexp_replace(queue, '^[$]dlq/', '') AS home,
        row_number() OVER (PARTITION BY run_id, queue, consumer_group, value ORDER BY idx) AS nth,
        count(*) OVER (PARTITION BY run_id, queue, consumer_group, value) AS times
@@ -110,7 +127,7 @@ STARTED: Final = "SELECT run_id, process, min(idx) AS since FROM {events} GROUP 
 
 SCOPES: Final = """
 WITH drains AS (  -- the last drain of a scope decides
-    SELECT run_id, queue, consumer_group, max_by(type, idx) = 'ok' AS emptied
+    SELECT run_id, queue, consumer_group, max_by(type, idx) = 'ok' AS emptied, max_by(type, idx) = 'fail' AS ended
     FROM {events} WHERE f = 'drain' AND type <> 'invoke' GROUP BY run_id, queue, consumer_group
 ),
 drained AS (
@@ -133,7 +150,7 @@ named AS (  -- a scope that only settled is not listed, but may be asked for
     ) WHERE NOT startswith(queue, '$dlq/') GROUP BY run_id, queue, consumer_group
 ),
 answered AS (  -- the most specific drain: of queue and group, of the queue, of everything
-    SELECT n.*, k.dead_letters,
+    SELECT n.*, k.dead_letters AND NOT startswith(n.queue, '$mqtt/') AS dead_letters, coalesce(e.ended, FALSE) AS ended,
            coalesce(try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', n.consumer_group)),
                     try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', '')),
                     try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')), FALSE) AS drained,
@@ -143,6 +160,7 @@ answered AS (  -- the most specific drain: of queue and group, of the queue, of 
     JOIN {contracts} k ON k.run_id = n.run_id
     LEFT JOIN drained d ON d.run_id = n.run_id
     LEFT JOIN dead_drained x ON x.run_id = n.run_id
+    LEFT JOIN drains e ON e.run_id = n.run_id AND e.queue = n.queue AND e.consumer_group = n.consumer_group
 )
 SELECT *, drained AND (dead_drained OR NOT dead_letters) AS closed FROM answered
 """

@@ -17,6 +17,18 @@ and a broker without the rule behaves like one that keeps it. Per checker, in th
     Subjects that were rejected, or failed as often as the contract allows.
 ``delivery_count``, ``redelivery_without_cause``
     Deliveries that the broker repeated.
+``transactions``
+    Transactions with messages that were not committed, or perhaps not.
+``delays``
+    Deliveries of delayed messages, and messages that were taken back.
+``cursor``
+    Per group that begins at the latest message: the messages that were confirmed before.
+``mqtt_session``
+    Connections that resumed a session.
+``retained``
+    Reads of topics that had been written twice.
+``wills``
+    Wills that were due, or withdrawn.
 """
 
 from __future__ import annotations
@@ -26,7 +38,7 @@ from collections.abc import Callable, Mapping
 
 from assay.conformance.checkers import dlq_loss
 from assay.conformance.checkers.excuses import CRASHING, CUTTING
-from assay.conformance.checkers.tables import DLQ_PREFIX, Subject, Tables
+from assay.conformance.checkers.tables import DLQ_PREFIX, RETAINED_PREFIX, Subject, Tables
 from assay.reference_broker.trace.schema import Contract, OpKind, OpType
 
 
@@ -81,6 +93,40 @@ def _repeated(tables: Tables, contract: Contract) -> int:
     return sum(len(events) - 1 for events in tables.main.values())
 
 
+def _transactions(tables: Tables, contract: Contract) -> int:
+    return len({send.txn for send in tables.sends.values() if send.txn and send.status is not OpType.OK})
+
+
+def _delays(tables: Tables, contract: Contract) -> int:
+    delayed = {value: send for value, send in tables.sends.items() if send.delay_ns >= 0 and value not in tables.wills}
+    came = sum(event.value in delayed for event in tables.deliveries)
+    return came + sum(send.taken_back >= 0 for send in delayed.values())
+
+
+def _cursor(tables: Tables, contract: Contract) -> int:
+    return sum(
+        send.queue == queue and 0 <= send.cpl_idx < began
+        for (queue, _), began in tables.latest.items()
+        for send in tables.sends.values()
+    )
+
+
+def _mqtt_session(tables: Tables, contract: Contract) -> int:
+    return sum(link.present for links in tables.sessions.values() for link in links)
+
+
+def _retained(tables: Tables, contract: Contract) -> int:
+    written: defaultdict[str, list[int]] = defaultdict(list)
+    for send in tables.sends.values():
+        if send.queue.startswith(RETAINED_PREFIX) and send.status is OpType.OK:
+            written[send.key.rpartition(":")[0]].append(send.cpl_idx)
+    return sum(sum(at < read.inv_idx for at in written[read.topic]) > 1 for read in tables.reads)
+
+
+def _wills(tables: Tables, contract: Contract) -> int:
+    return sum(will.status is not OpType.INFO for will in tables.wills.values())
+
+
 CHANCES: Mapping[str, Callable[[Tables, Contract], int]] = {
     "order": _order,
     "lost": _lost,
@@ -88,6 +134,12 @@ CHANCES: Mapping[str, Callable[[Tables, Contract], int]] = {
     "dlq_loss": _dlq_loss,
     "delivery_count": _repeated,
     "redelivery_without_cause": _repeated,
+    "transactions": _transactions,
+    "delays": _delays,
+    "cursor": _cursor,
+    "mqtt_session": _mqtt_session,
+    "retained": _retained,
+    "wills": _wills,
 }
 """By checker; the others judge every send and every delivery, of which the counts tell."""
 

@@ -1,14 +1,14 @@
-"""``priority`` (D10): an urgent message waited behind more messages of less urgent lanes than its share allows.
+"""``priority`` (D10): an urgent message waited behind more messages of less urgent lanes than the shares allow.
 
-Lanes share a partition by deficit round robin (Q-PRIO-02, Q-PRIO-03): each round of ROUND deliveries serves a lane its
-share, the urgent first. So a message m with k messages of its own lane before it comes within k + 2 rounds at the
-latest, whatever the weights. Take the first main deliveries that are not called redeliveries of one (queue, group,
-partition), in order of idx; m is one of a send s with status ok and a lane above the last, without delay or
+Lanes share a partition by deficit round robin (Q-PRIO-02, Q-PRIO-03): each round serves a lane its share of a hundred
+deliveries (contract.lane_shares), the urgent first. So a message with k of its own lane before it comes within
+k DIV share + 2 rounds at the latest. Take the first main deliveries that are not called redeliveries of one (queue,
+group, partition), in order of idx; m is one of a send s with status ok and a lane l above the last, without delay or
 transaction::
 
     before(m) = first deliveries of the same lane with s.cpl_idx < idx < m.idx
     lower(m)  = first deliveries of less urgent lanes with idx < m.idx and time > s.cpl_ns + GRACE_NS
-    D10 = {m : |lower(m)| > ROUND * (|before(m)| + 2)}
+    D10 = {m : |lower(m)| > (|before(m)| DIV share(l) + 2) * (sum of the shares of the lanes below l)}
 
 Not claimed when a fault of any kind overlaps (s.inv_idx, m.idx), nor while a message of the same lane was between two
 deliveries: what waits for a retry holds back its lane. Severity: ``safety``.
@@ -23,7 +23,6 @@ from assay.conformance.checkers.tables import Tables
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
 
 CHECKER = "priority"
-ROUND = 100
 GRACE_NS = 500_000_000
 """What was delivered before the confirm may be seen after it."""
 _NORMAL = 2
@@ -51,8 +50,8 @@ class _Lanes:
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     """All D10 rows; ``index`` is the delivery of the urgent message."""
-    del contract
-    if all(send.lane < 0 for send in tables.sends.values()):
+    shares = [int(share) for share in contract.lane_shares.split()]
+    if not shares or all(send.lane < 0 for send in tables.sends.values()):
         return []
     places: dict[Place, _Lanes] = {}
     firsts: list[tuple[Place, int, HistoryEvent]] = []
@@ -77,20 +76,21 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     return [
         row_of(CHECKER, "D10", first, "behind less urgent messages")
         for place, lane, first in firsts
-        if _starved(tables, places[place], lane, first)
+        if _starved(tables, places[place], shares, lane, first)
     ]
 
 
-def _starved(tables: Tables, lanes: _Lanes, lane: int, first: HistoryEvent) -> bool:
+def _starved(tables: Tables, lanes: _Lanes, shares: list[int], lane: int, first: HistoryEvent) -> bool:
     send = tables.sends[first.value]
-    if send.status is not OpType.OK or send.delay_ns >= 0 or send.txn or lane == max(lanes.indices):
+    if send.status is not OpType.OK or send.delay_ns >= 0 or send.txn or lane >= len(shares) - 1:
         return False
     lower = lanes.lower(lane, send.cpl_ns + GRACE_NS, first.index)
-    if lower <= 2 * ROUND:
+    below = sum(shares[lane + 1 :])
+    if lower <= 2 * below:
         return False
     own = lanes.indices[lane]
     before = bisect_left(own, first.index) - bisect_right(own, send.cpl_idx)
-    if lower <= ROUND * (before + 2):
+    if lower <= (before // shares[lane] + 2) * below:
         return False
     held = any(since < first.index and until > send.cpl_idx for since, until in lanes.retried.get(lane, ()))
     return not held and not any(span.overlaps(send.inv_idx, first.index) for span in tables.faults)

@@ -3,7 +3,8 @@
 Each topic is a register that its publishes (the sends of ``$retained/<space>``) write, or remove, and that each READ
 reads. For a read r of a topic, invoked at r.inv_idx and seen at r.idx, a write w2 is *settled* when w2.status = ok and
 w2.cpl_idx < r.inv_idx, or when an earlier read that was over before r.inv_idx had seen it. ``after(w, w2)`` says that w
-was surely over before w2 began: 0 <= w.cpl_idx < w2.inv_idx. ::
+was surely over before w2 began: 0 <= w.cpl_idx < w2.inv_idx, or w at QoS 0 of the same producer, with a lower
+sequence. ::
 
     R1 = {r : r saw w, and there is a settled w2 with after(w, w2)}                              stale, or removed
     R2 = {r : r saw nothing, there is a settled write that is no removal, and each removal, or write at QoS 0, that was
@@ -23,6 +24,12 @@ from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpType
 
 CHECKER = "retained"
+
+
+def _after(write: Send, later: Send) -> bool:
+    """Whether the write was surely over before the later one began."""
+    in_line = write.qos == 0 and write.producer == later.producer and write.seq < later.seq
+    return in_line or 0 <= write.cpl_idx < later.inv_idx
 
 
 class _Register:
@@ -60,7 +67,7 @@ class _Register:
         """Whether nothing may be there."""
         surely = self.newest_set
         return surely is None or any(
-            write.inv_idx < seen_idx and write.status is not OpType.FAIL and not 0 <= write.cpl_idx < surely.inv_idx
+            write.inv_idx < seen_idx and write.status is not OpType.FAIL and not _after(write, surely)
             for write in self.writes
             if write.removes or write.qos == 0
         )
@@ -104,7 +111,7 @@ def _judge(tables: Tables, contract: Contract, register: _Register, read: Read) 
         return _row(tables, contract, "R3", read, None, "never written there")
     register.pending.append((read.idx, write))
     newest = register.newest
-    if newest is None or not 0 <= write.cpl_idx < newest.inv_idx:
+    if newest is None or not _after(write, newest):
         return None
     return _row(tables, contract, "R1", read, newest, "removed" if newest.removes else "replaced")
 

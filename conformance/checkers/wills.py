@@ -43,7 +43,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     scopes = [scope for scope in tables.scopes() if not scope[1].startswith(SHARE_PREFIX)]
     for queue, group in scopes:
         if closed(tables, contract, (queue, group)):
-            rows += _missing(tables, queue, group)
+            rows += missing(tables, queue, group)
     return rows
 
 
@@ -72,7 +72,8 @@ def _judge(tables: Tables, will: Will, event: HistoryEvent) -> list[Anomaly]:
     return []
 
 
-def _missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
+def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
+    """The W1 rows of one closed scope."""
     since = tables.subscribed.get((queue, group), -1)
     drain = tables.drains.get((queue, group)) or tables.drains.get((queue, "")) or tables.drains[("", "")]
     rows = []

@@ -549,7 +549,8 @@ class WorkloadClient:
             self._abandoned.discard(packet.packet_id)
             return
         operation.answer = packet.properties
-        if packet.reason_code < _REFUSED:
+        # PUBREC said that the broker has it; a PUBCOMP 0x92 then says that it completed it before (5.0, 3.7.2.1).
+        if packet.reason_code < _REFUSED or operation.released:
             self._complete(operation, OpType.OK, now, "")
         else:
             reason = packet.properties.reason_string or ""

@@ -91,7 +91,9 @@ class PublisherClient(OpenLoopPublisher):
 
     def _publish_due(self, fields: EventFields, intended_at: float, now: float) -> None:
         workload, part = self._workload, self._retained
-        qos = self._rng.choices((0, 1, 2), workload.qos)[0]
+        # At QoS 0 a broker may drop what is retained whenever it likes, so that nothing would follow from it.
+        weights = workload.qos if part is None or not any(workload.qos[1:]) else (0.0, *workload.qos[1:])
+        qos = self._rng.choices((0, 1, 2), weights)[0]
         number = self._rng.randrange(workload.topics if part is None else part.topics)
         removes = self._rng.random() < part.removal if part is not None else False
         topic = f"{workload.name}/{'t' if part is None else 'r'}/{number}"

@@ -146,6 +146,9 @@ class Contract(Record, frozen=True, kw_only=True):
     delivery_timeout_s: float = 30.0
     """An unsettled delivery may be redelivered after this long."""
     redelivery_may_reorder: bool = True
+    lane_shares: str = "50 25 15 7 3"
+    """Of each hundred deliveries while all lanes have messages, the most urgent lane first; empty: nothing is
+    promised of priorities."""
 
 
 class HistoryHeader(Record, frozen=True, kw_only=True):

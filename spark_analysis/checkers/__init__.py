@@ -20,6 +20,8 @@ from assay.spark_analysis.checkers.loss import DLQ_LOSS, LOST
 from assay.spark_analysis.checkers.order import ORDER
 from assay.spark_analysis.checkers.phantom import DELIVERED_TWICE, ONE_OFFSET_TWO_VALUES, PHANTOM, STORED_TWICE
 from assay.spark_analysis.checkers.redelivery import PARAMETERS, UNJUSTIFIED, WINDOWS
+from assay.spark_analysis.checkers.waiting import CURSOR, DELAYS, PRECOMMITTED
+from assay.spark_analysis.checkers.waiting import PARAMETERS as WAITING_PARAMETERS
 from assay.spark_analysis.tables import Tables
 
 __all__ = ["RULES", "Rule", "anomalies", "findings_by_run"]
@@ -89,6 +91,14 @@ RULES: Final = (
         },
         sql=DELIVERY_COUNT,
     ),
+    Rule(checkers=("transactions",), anomalies={"E1": "delivered before its commit was asked for"}, sql=PRECOMMITTED),
+    Rule(
+        checkers=("delays",),
+        anomalies={"D13": "delivered before its time", "A17": "delivered although it was taken back"},
+        sql=DELAYS,
+        parameters=WAITING_PARAMETERS,
+    ),
+    Rule(checkers=("cursor",), anomalies={"F14": "older than the group that began at the latest"}, sql=CURSOR),
 )
 
 

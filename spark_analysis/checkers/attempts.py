@@ -46,7 +46,7 @@ WITH told AS (
     FROM {main} m
     JOIN {contracts} k ON k.run_id = m.run_id
     LEFT JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value
-    WHERE m.times > 1 OR m.redelivered OR m.delivery_count > 1
+    WHERE (m.times > 1 OR m.redelivered OR m.delivery_count > 1) AND NOT m.is_mqtt
 ),
 disturbed AS (
     SELECT DISTINCT t.run_id, t.idx FROM told t JOIN {faults} f ON f.run_id = t.run_id

@@ -45,7 +45,7 @@ FROM missing WHERE read_idx IS NULL
 UNION ALL
 SELECT run_id, 'lost', 'F6', CASE WHEN read_idx < destroyed_to THEN 'quality' ELSE 'safety' END,
        queue, consumer_group, value, read_idx, 'delivered, never settled, not redelivered'
-FROM missing WHERE read_idx IS NOT NULL AND NOT is_final AND NOT may_lose
+FROM missing WHERE read_idx IS NOT NULL AND NOT is_final AND NOT may_lose AND NOT startswith(queue, '$mqtt/')
 """
 
 DLQ_LOSS: Final = """

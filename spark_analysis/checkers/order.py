@@ -11,12 +11,14 @@ from typing import Final
 
 ORDER: Final = """
 WITH firsts AS (
-    SELECT m.run_id, m.queue, m.consumer_group, s.producer, s.key, m.process, m.idx, m.value, s.seq, s.inv_idx, p.since
+    SELECT m.run_id, m.queue, m.consumer_group, s.producer, concat_ws(' ', s.lane, s.key) AS key,
+           m.process, m.idx, m.value, s.seq, s.inv_idx, p.since
     FROM {main} m
     JOIN {contracts} k ON k.run_id = m.run_id AND k.order = 'per_producer_key'
     JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
     JOIN {started} p ON p.run_id = m.run_id AND p.process = m.process
-    WHERE m.nth = 1 AND NOT (k.redelivery_may_reorder AND (m.redelivered OR m.delivery_count > 1))
+    WHERE m.nth = 1 AND s.delay_ns < 0 AND NOT startswith(m.consumer_group, '$share/')
+        AND NOT (k.redelivery_may_reorder AND (m.redelivered OR m.delivery_count > 1))
 ),
 timeline AS (  -- the deliveries of a stream, and the moments at which its consumers came (these first)
     SELECT run_id, queue, consumer_group, producer, key, process, idx, 1 AS turn, seq FROM firsts

@@ -56,10 +56,18 @@ WITH placed AS (
 ),
 compared AS (
     SELECT *, first_value(place) OVER (PARTITION BY run_id, queue, value ORDER BY idx) AS first_place FROM placed
+),
+fired_again AS (  -- over a loss of power, a delayed message may fire a second time
+    SELECT DISTINCT c.run_id, c.idx FROM compared c
+    JOIN {sends} s ON s.run_id = c.run_id AND s.value = c.value AND s.delay_ns >= 0
+    JOIN {faults} f ON f.run_id = c.run_id AND f.kind IN ('power_loss', 'torn_write')
+        AND f.from_idx < c.idx AND f.to_idx > s.inv_idx
+    WHERE c.place <> c.first_place
 )
 SELECT c.run_id, 'duplicate' AS checker, 'B1' AS anomaly, 'safety' AS severity, c.queue, '' AS consumer_group, c.value,
        min(c.idx) AS idx, 'stored at two positions' AS detail
 FROM compared c
+LEFT ANTI JOIN fired_again a ON a.run_id = c.run_id AND a.idx = c.idx
 JOIN {sends} s ON s.run_id = c.run_id AND s.value = c.value
 JOIN {contracts} k ON k.run_id = c.run_id
 WHERE c.place <> c.first_place AND (s.invocations = 1 OR k.delivery = 'exactly_once')
@@ -70,5 +78,5 @@ DELIVERED_TWICE: Final = """
 SELECT m.run_id, 'duplicate' AS checker, 'B2' AS anomaly, 'safety' AS severity, m.queue, m.consumer_group, m.value,
        m.idx, 'delivered again' AS detail
 FROM {main} m JOIN {contracts} k ON k.run_id = m.run_id
-WHERE m.nth = 2 AND k.delivery <> 'at_least_once'
+WHERE m.nth = 2 AND k.delivery <> 'at_least_once' AND NOT m.is_mqtt
 """

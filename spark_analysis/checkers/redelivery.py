@@ -27,13 +27,14 @@ ordered AS (
                PARTITION BY m.run_id, m.queue, m.consumer_group, m.value ORDER BY m.idx) AS previous
     FROM {main} m LEFT JOIN confirmed c ON c.run_id = m.run_id AND c.queue = m.queue
         AND c.consumer_group = m.consumer_group AND c.value = m.value
-    WHERE m.times > 1
+    WHERE m.times > 1 AND NOT m.is_mqtt
 )
 SELECT o.run_id, o.queue, o.consumer_group, o.value, o.idx, o.process, o.nth, o.previous, o.is_late,
        CASE WHEN o.is_late THEN o.settled_idx ELSE -1 END AS settled_idx,
        CASE WHEN o.is_late THEN o.settled_idx ELSE o.idx END AS end_idx,
        CASE WHEN o.is_late THEN o.settled_ns ELSE o.time_ns END AS end_ns,
-       coalesce(s.inv_idx, 0) AS sent_idx, coalesce(s.inv_ns, 0) AS sent_ns
+       coalesce(s.inv_idx, 0) AS sent_idx, coalesce(s.inv_ns, 0) AS sent_ns,
+       coalesce(s.delay_ns, -1) >= 0 AS is_delayed
 FROM ordered o LEFT JOIN {sends} s ON s.run_id = o.run_id AND s.value = o.value
 WHERE o.nth > 1
 """
@@ -88,11 +89,16 @@ excused AS (
     SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} d ON d.run_id = u.run_id AND d.destroys
     WHERE u.is_late AND u.settled_idx < d.destroyed_to AND d.from_idx < u.idx
 ),
+fired_again AS (  -- over a loss of power, a delayed message may fire a second time
+    SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} f ON f.run_id = u.run_id
+    WHERE u.is_delayed AND f.kind IN ('power_loss', 'torn_write') AND f.from_idx < u.idx AND f.to_idx > u.sent_idx
+),
 classed AS (
     SELECT u.*, x.idx IS NOT NULL AS is_excused,
            CASE WHEN u.is_late THEN 'A15'
                 WHEN u.previous.process <> u.process AND g.idx IS NULL THEN 'B6' ELSE 'B3' END AS anomaly
     FROM uncaused u
+    LEFT ANTI JOIN fired_again a ON a.run_id = u.run_id AND a.idx = u.idx
     LEFT JOIN let_go g ON g.run_id = u.run_id AND g.idx = u.idx
     LEFT JOIN excused x ON x.run_id = u.run_id AND x.idx = u.idx
 )
