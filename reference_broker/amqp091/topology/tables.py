@@ -126,12 +126,12 @@ class TopicTable:
     looks_at_headers = False
 
     def __init__(self) -> None:
-        self._root = _Node(is_rest=False)
+        self.root = _Node(is_rest=False)
         self.steps = 0
         """Nodes that were visited."""
 
     def add(self, binding: Binding) -> None:
-        node = self._root
+        node = self.root
         for word in _words(binding.routing_key):
             if node.is_rest and word == "#":
                 # Twice any number of words is any number of words.
@@ -143,7 +143,7 @@ class TopicTable:
         node.ends.add(binding.destination)
 
     def remove(self, binding: Binding) -> None:
-        node = self._root
+        node = self.root
         way: list[tuple[_Node, str]] = []
         for word in _words(binding.routing_key):
             if node.is_rest and word == "#":
@@ -158,7 +158,7 @@ class TopicTable:
     def find(self, keys: Sequence[str], headers: Arguments) -> Collection[Destination]:
         found: dict[Destination, int] = {}
         for key in keys:
-            places = self._with_rests([self._root])
+            places = self._with_rests([self.root])
             for word in _words(key):
                 places = self._with_rests(self._after(places, word))
             for node in places:
