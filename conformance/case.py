@@ -37,7 +37,7 @@ import msgspec
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.flow import Flow
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from assay.conformance.rules import Incident, Rule, StepFailureError, longest_name_bytes, shape
+from assay.conformance.rules import VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import (
     PRIVATE,
     CapabilityValue,
@@ -46,7 +46,7 @@ from assay.conformance.targets import (
     ProbeError,
     TargetStartError,
     Tls,
-    handshake,
+    greet,
     unharmed,
 )
 from assay.conformance.transcript import Transcript
@@ -106,7 +106,6 @@ _KEEP_ALIVE_S = 600
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
-_SPEC_VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +151,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def version(self) -> int:
         """Protocol version that the case speaks unless it says otherwise."""
-        return _SPEC_VERSIONS[self.spec]
+        return VERSIONS[self.spec]
 
 
 _cases: dict[str, Case] = {}
@@ -178,8 +177,8 @@ def case(
     """
     if settings:
         requires = tuple(dict.fromkeys((*requires, "settings")))
-    if not _CASE_ID.fullmatch(case_id) or case_id.split("/")[0] not in _SPEC_VERSIONS:
-        message = f"case id {case_id!r} is not <spec>/<area>/<slug> with a spec of {', '.join(_SPEC_VERSIONS)}"
+    if not _CASE_ID.fullmatch(case_id) or case_id.split("/")[0] not in VERSIONS:
+        message = f"case id {case_id!r} is not <spec>/<area>/<slug> with a spec of {', '.join(VERSIONS)}"
         raise ValueError(message)
 
     def register(function: CaseFunction) -> CaseFunction:
@@ -715,7 +714,7 @@ class CaseContext:
         timeout_s = min(max(_HANDSHAKE_TIMEOUT_S, 2 * self.greeting_s), _LONGEST_HANDSHAKE_S)
         self._move_deadline(began + 2 * timeout_s)
         try:
-            await asyncio.to_thread(handshake, self.endpoint, self.case.version, timeout_s=timeout_s)
+            await asyncio.to_thread(greet, self.endpoint, self.case.version, timeout_s=timeout_s)
         except ProbeError:
             return False
         took_s = loop.time() - began

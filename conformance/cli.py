@@ -31,11 +31,11 @@ from assay.conformance.registry import SPECS, coverage, home_of, load_statements
 from assay.conformance.report import ExitCode, missing_required, read_transcript
 from assay.conformance.run import DEFAULT_RESTARTS, Run, RunPlan
 from assay.conformance.selection import (
-    QUEUES,
     Selection,
     SelectionError,
     check_target,
     for_target,
+    left_out,
     require,
     results_of,
     select,
@@ -51,7 +51,7 @@ from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Judge any MQTT broker by its bytes: one case per rule, the statement it tests, the packets as evidence.",
+    help="Judge any MQTT or AMQP 0.9.1 broker by its bytes: one case per rule, what it tests, the packets as evidence.",
 )
 app.command()(peers)
 app.command()(explore)
@@ -76,7 +76,9 @@ _ONLY, _WHERE, _SECRETS = "Which cases", "The broker", "TLS and credentials"
 SpecOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--spec", help="Only one specification: mqtt311, mqtt5 or queue; may be given again.", rich_help_panel=_ONLY
+        "--spec",
+        help="Only one specification: mqtt311, mqtt5, queue or amqp091; may be given again.",
+        rich_help_panel=_ONLY,
     ),
 ]
 AreaOption = Annotated[
@@ -396,7 +398,7 @@ def run(
         command=f"assay {shlex.join(sys.argv[1:])}",
         restarts=restarts,
         time_limit_s=time_limit_s,
-        left_out={QUEUES: len(selected) - len(cases)} if len(cases) < len(selected) else {},
+        left_out=left_out(selected, chosen),
     )
     current, code = _run_cases(plan, cases)
     _print_results(current, code)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from assay.conformance.arrival import arrival
 from assay.conformance.outcome import CaseFailureError, ClientFaultError
 from assay.conformance.rules import (
     ANSWERED_ONCE,
@@ -67,8 +68,6 @@ _MAX_INBOX_PACKETS = 100_000
 _MAX_STRANGE_LINES = 200
 """Of a connection in a transcript, of what is not for its client, or comes behind what cannot be read."""
 FIRST_FAILURE_CODE = 0x80
-_LEAST_WAIT_S = 1.0
-"""A wait that the limit of the case cut shorter than this fails nobody."""
 _SMALL_BUFFER_BYTES = 4_096
 _END_AFTER_MALFORMED_S = 1.0
 _ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
@@ -431,33 +430,7 @@ class Connection(asyncio.Protocol):
         return StepFailureError(Incident(rule=rule, shape=shape, text=f"{self.name}: {text}", soft=soft))
 
     async def _arrival(self, expected: str, within_s: float | None = None, since: float | None = None) -> None:
-        """Wait until something new may be in the inbox or the connection ends.
-
-        ``since`` is when this was first waited for. Raises :class:`TimeoutError` where the limit of the case left no
-        time to wait: that says nothing of the broker.
-        """
-        self._wake.clear()
-        patience_s = self.ctx.remaining_s(within_s)
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._wake.wait()
-        except TimeoutError as error:
-            if within_s is not None:
-                self.ctx.give_back(patience_s)  # the case asked for silence, or for what need not come
-            if await self.ctx.more_time_for_a_slow_broker() or self._wake.is_set():
-                return
-            if within_s is None and self.ctx.second_look():
-                return
-            self.ctx.give_back(time.monotonic() - began)
-            waited_s = time.monotonic() - (began if since is None else since)
-            least_s = max(_LEAST_WAIT_S, 2 * self.ctx.greeting_s)  # what is as slow as its greeting may still come
-            if within_s is None and waited_s < min(least_s, self.ctx.patience_s):
-                raise
-            more = self.ctx.looked_on
-            message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s{more}"
-            raise CaseFailureError(message) from error
-        self.ctx.give_back(time.monotonic() - began)
+        await arrival(self.ctx, self._wake, f"{self.name}: expected {expected}", within_s=within_s, since=since)
 
     async def receive(self, expected: str = "a packet", *, within_s: float | None = None) -> Packet | None:
         """The next packet; None when the broker has ended the connection.

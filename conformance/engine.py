@@ -28,6 +28,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import msgspec
 
+from assay.conformance.amqp091.bystander import AmqpBystander
+from assay.conformance.amqp091.context import AmqpContext
 from assay.conformance.booking import is_told_by, settle, step_of
 from assay.conformance.bystander import Bystander, BystanderError
 from assay.conformance.case import ABSENT, Case, CaseContext
@@ -47,9 +49,11 @@ from assay.conformance.targets import (
     StrangeAnswerError,
     Target,
     TargetStartError,
-    handshake,
+    amqp_endpoint,
+    greet,
 )
 from assay.conformance.wire import Connack, Publish
+from assay.conformance.wire.amqp091 import AMQP_091
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
 DEFAULT_CONCURRENCY = 16
@@ -95,7 +99,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
     """Why the case cannot be run against a target with these capabilities; empty if it can."""
-    version = {4: "mqtt311", 5: "mqtt5"}[case.version]
+    version = {4: "mqtt311", 5: "mqtt5", AMQP_091: "amqp091"}[case.version]
     needed = [name for name in (version, *case.requires) if not name.startswith(ABSENT)]
     lacking = [name for name in needed if not capabilities.get(name, False)]
     if lacking:
@@ -178,8 +182,9 @@ class Engine:
         self._attempts = 0
         self._members, self._gate = 1, self._new_gate(1)
         """Of the cases that have the broker to themselves."""
-        self._bystander: Bystander | None = None
-        """Present while many cases run; None for a broker that does not even serve a client that nobody disturbs."""
+        self._bystanders: dict[bool, Bystander | AmqpBystander] = {}
+        """Of MQTT and (True) of AMQP, present while many cases run, unless the broker does not even serve a client that
+        nobody disturbs."""
 
     def in_order(self, cases: Iterable[Case]) -> list[Case]:
         """The order in which the seed starts the cases."""
@@ -216,7 +221,7 @@ class Engine:
         async with self._being_alone:
             for _ in range(self.options.concurrency):
                 await self._slots.acquire()
-            had_bystander = self._bystander is not None
+            had_bystander = bool(self._bystanders)
             self.dismiss_bystander()
             try:
                 yield
@@ -271,9 +276,10 @@ class Engine:
 
     def _context(self, case: Case) -> CaseContext:
         self._attempts += 1
-        return CaseContext(
+        kind = AmqpContext if case.version == AMQP_091 else CaseContext
+        return kind(
             case,
-            self.broker.endpoint,
+            self._endpoint(case.version),
             self.capabilities_for(case),
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
@@ -283,19 +289,26 @@ class Engine:
             pid=lambda: self.broker.pid,
         )
 
-    def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:
-        async def live_on(_clock_ahead_s: float, _damage: Damage) -> Endpoint:
-            return self.broker.endpoint
+    def _endpoint(self, version: int) -> Endpoint:
+        endpoint = self.broker.endpoint
+        return amqp_endpoint(endpoint, self.capabilities) if version == AMQP_091 else endpoint
 
-        return (self._gate.pass_through if self._restarts else live_on) if case.is_private else None
+    def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:
+        async def restart(clock_ahead_s: float, damage: Damage) -> Endpoint:
+            if self._restarts:
+                await self._gate.pass_through(clock_ahead_s, damage)
+            return self._endpoint(case.version)
+
+        return restart if case.is_private else None
 
     async def _execute_suspected(self, case: Case) -> Outcome:
         """Others were not served after the case, or after one beside it: it is accused if that happens each time."""
         async with self._suspecting:
             for _ in range(_SUSPECTED_TIMES):
-                if self._bystander is not None:
+                bystander = self._bystanders.get(case.version == AMQP_091)
+                if bystander is not None:
                     with contextlib.suppress(BystanderError):
-                        await self._bystander.join()
+                        await bystander.join()
                 outcome = await self._execute(case, suspected=True)
                 if outcome.result.verdict is not CaseVerdict.FAIL:
                     break
@@ -360,26 +373,32 @@ class Engine:
             self._gate = self._new_gate(1)
 
     async def invite_bystander(self) -> None:
-        """Connect the client that must not suffer from what the cases do."""
-        version = 5 if self.capabilities.get("mqtt5", False) else 4
-        bystander = Bystander(self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
-        with contextlib.suppress(BystanderError):
-            await bystander.join()
-            self._bystander = bystander
+        """Connect the clients that must not suffer from what the cases do."""
+        speaks = self.capabilities.get
+        timeout_s = self._alive_timeout_s
+        invited: dict[bool, Bystander | AmqpBystander] = {}
+        if speaks("mqtt311") or speaks("mqtt5") or not speaks("amqp091"):
+            invited[False] = Bystander(self.broker.endpoint, 5 if speaks("mqtt5") else 4, timeout_s=timeout_s)
+        if speaks("amqp091"):
+            invited[True] = AmqpBystander(self._endpoint(AMQP_091), timeout_s=timeout_s)
+        for is_amqp, bystander in invited.items():
+            with contextlib.suppress(BystanderError):
+                await bystander.join()
+                self._bystanders[is_amqp] = bystander
 
     def dismiss_bystander(self) -> None:
-        """Drop its connection."""
-        if self._bystander is not None:
-            self._bystander.close()
-            self._bystander = None
+        """Drop their connections."""
+        while self._bystanders:
+            self._bystanders.popitem()[1].close()
 
     async def _effect_on_others(self, ctx: CaseContext, verdict: CaseVerdict) -> str:
         """Why a client that took no part in the case, connected before it, is not served any more; empty if it is."""
-        if self._bystander is None or not ctx.disturbed or verdict in BAD:
+        bystander = self._bystanders.get(ctx.case.version == AMQP_091)
+        if bystander is None or not ctx.disturbed or verdict in BAD:
             return ""
         try:
-            await self._bystander.join()
-            await self._bystander.prove_served()
+            await bystander.join()
+            await bystander.prove_served()
         except BystanderError as error:
             return str(error)
         return ""
@@ -451,7 +470,7 @@ class Engine:
             began = asyncio.get_running_loop().time()
             try:
                 with self._stalls:
-                    await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
+                    await asyncio.to_thread(greet, self._endpoint(version), version, timeout_s=self._alive_timeout_s)
             except StrangeAnswerError:
                 return "", False  # whoever refuses, or answers nonsense, is alive
             except ProbeError as error:
@@ -525,6 +544,8 @@ async def _clean_up(ctx: CaseContext) -> None:
 
 
 async def _delete_leftovers(ctx: CaseContext) -> None:
+    if isinstance(ctx, AmqpContext):
+        await ctx.delete_leftovers()
     for client_id, version in sorted(ctx.persistent_clients.items()):
         if client_id:
             connection = await ctx.open(version=version)

@@ -22,7 +22,7 @@ from assay.conformance.case import Case
 from assay.conformance.engine import Outcome, RunOptions
 from assay.conformance.report import ExitCode, this_machine, utc_now
 from assay.conformance.run import Run, RunPlan
-from assay.conformance.selection import QUEUES, SelectionError, for_target
+from assay.conformance.selection import SelectionError, for_target, left_out
 from assay.conformance.targets import (
     ProbeError,
     Target,
@@ -38,6 +38,7 @@ PEERS = (
     "reference",
     "mosquitto",
     "rabbitmq",
+    "rabbitmq-amqp091",
     "nats",
     "amqtt",
     "aedes",
@@ -222,7 +223,7 @@ def judge_peer(
         report=folder / "report.jsonl",
         folder=folder,
         command=plan.command,
-        left_out={QUEUES: len(plan.cases) - len(cases)} if len(cases) < len(plan.cases) else {},
+        left_out=left_out(plan.cases, target),
     )
     run = Run(run_plan, on_outcome=advance)
     try:

@@ -30,18 +30,20 @@ from assay.conformance.wire import (
     Unsuback,
     Unsubscribe,
 )
+from assay.conformance.wire.amqp091 import AMQP_091
 
 _V5 = 5
-VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5}
+VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5, "amqp091": AMQP_091}
 """Protocol version of the cases of a specification."""
 
 
 class Basis(msgspec.Struct, frozen=True, kw_only=True):
-    """Statements (without ``MQTT-``) on which a step rests, in both versions."""
+    """Statements on which a step rests: those of both versions of MQTT (without ``MQTT-``), or those of AMQP."""
 
     what: str
-    in_311: tuple[str, ...]
-    in_5: tuple[str, ...]
+    in_311: tuple[str, ...] = ()
+    in_5: tuple[str, ...] = ()
+    in_amqp091: tuple[str, ...] = ()
     judges: tuple[str, ...] | None = None
     """``<area>/<slug>`` of the cases that are about it, or statements they cite; None = one of the statements above."""
     shaped: bool = False
@@ -62,9 +64,13 @@ def _websocket(what: str, *statements: str, judge: str) -> Basis:
     return Basis(what=what, in_311=in_both, in_5=in_both, judges=(f"websocket/{judge}",))
 
 
+def _amqp(what: str, *statements: str, judges: tuple[str, ...] | None = None) -> Basis:
+    return Basis(what=what, in_amqp091=statements, judges=judges, shaped=True)
+
+
 def full_id(statement: str) -> str:
     """The id of a statement that stands without ``MQTT-`` here."""
-    return statement if statement.startswith("RFC") else f"MQTT-{statement}"
+    return f"MQTT-{statement}" if statement[:1].isdigit() else statement
 
 
 class Rule(Enum):
@@ -168,8 +174,41 @@ class Rule(Enum):
         judges=("websocket/packets-travel-in-binary-frames",),
     )
 
+    AMQP_OPEN = _amqp("a connection is opened", "sync.connection.open")
+    AMQP_CLOSE = _amqp("Close of a connection is answered", "sync.connection.close")
+    AMQP_CHANNEL_OPEN = _amqp("a channel is opened", "sync.channel.open")
+    AMQP_CHANNEL_CLOSE = _amqp("Close of a channel is answered", "sync.channel.close")
+    AMQP_FLOW = _amqp("Flow is answered", "sync.channel.flow")
+    AMQP_EXCHANGE_DECLARE = _amqp("an exchange is declared", "sync.exchange.declare")
+    AMQP_EXCHANGE_DELETE = _amqp("an exchange is deleted", "sync.exchange.delete")
+    AMQP_EXCHANGE_BIND = _amqp("exchanges are bound", "sync.exchange.bind")
+    AMQP_EXCHANGE_UNBIND = _amqp("exchanges are unbound", "sync.exchange.unbind")
+    AMQP_QUEUE_DECLARE = _amqp("a queue is declared", "sync.queue.declare")
+    AMQP_QUEUE_BIND = _amqp("a queue is bound", "sync.queue.bind")
+    AMQP_QUEUE_UNBIND = _amqp("a queue is unbound", "sync.queue.unbind")
+    AMQP_QUEUE_PURGE = _amqp("a queue is purged", "sync.queue.purge")
+    AMQP_QUEUE_DELETE = _amqp("a queue is deleted", "sync.queue.delete")
+    AMQP_QOS = _amqp("Qos is answered", "sync.basic.qos")
+    AMQP_CONSUME = _amqp("a consumer is taken", "sync.basic.consume")
+    AMQP_CANCEL = _amqp("a consumer is cancelled", "sync.basic.cancel")
+    AMQP_GET = _amqp("Get is answered", "sync.basic.get")
+    AMQP_RECOVER = _amqp("Recover is answered", "basic.recover.01")
+    AMQP_SELECT = _amqp("transactions begin", "sync.tx.select")
+    AMQP_COMMIT = _amqp("a transaction is committed", "sync.tx.commit")
+    AMQP_ROLLBACK = _amqp("a transaction is rolled back", "sync.tx.rollback")
+    AMQP_CONFIRM_SELECT = _amqp("confirms begin", "sync.confirm.select")
+    AMQP_CONFIRM = _amqp("a publish is confirmed", "confirm.all-messages-acknowledged")
+    AMQP_DELIVERY = _amqp("a message reaches its queue, and from there its consumer", "sec.3.1.3.1.auto-bind")
+    AMQP_BODY = _amqp("a message comes as it was published", "sec.3.1.1.body-unmodified")
+    AMQP_FORM = _amqp("what the broker sends is well-formed", "sec.4.2.3.frame-end-value", judges=())
+    AMQP_LEVEL = _amqp(
+        "a Close has a code of its level, and names what failed", "sec.2.3.6.exceptions", "sec.4.8.2.reply-code"
+    )
+
     def clauses(self, version: int) -> tuple[str, ...]:
         """Ids of the statements, for reports."""
+        if version == AMQP_091:
+            return self.value.in_amqp091
         return tuple(map(full_id, self.value.in_5 if version >= _V5 else self.value.in_311))
 
     def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:

@@ -26,7 +26,7 @@ from assay.conformance.case import DEFAULT_LIMIT_S, Case, load_cases
 from assay.conformance.cohort import cohorts
 from assay.conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
 from assay.conformance.nursery import Nursery
-from assay.conformance.registry import clauses
+from assay.conformance.registry import clauses, spoken
 from assay.conformance.report import (
     ExitCode,
     ReportWriter,
@@ -46,7 +46,7 @@ from assay.conformance.targets import (
     probe,
     running,
 )
-from assay.reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Header
+from assay.reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Clause, Header
 
 _T = TypeVar("_T")
 
@@ -133,7 +133,7 @@ class Run:
             self.header = self._header(self.broker.version, capabilities)
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
-                self._writer.begin(self.header, clauses(load_cases().values()))
+                self._writer.begin(self.header, self._clauses())
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
             thread.start()
@@ -164,6 +164,9 @@ class Run:
             left_out=self.plan.left_out,
         )
 
+    def _clauses(self) -> list[Clause]:
+        return clauses(load_cases().values(), spoken({**self.plan.target.capabilities, **self.header.capabilities}))
+
     def close_unbegun(self, cases: Sequence[Case], reason: str, code: ExitCode) -> None:
         """The report of a run that ended before its broker was up, in place of a former one: no case has a verdict.
 
@@ -177,7 +180,7 @@ class Run:
         if self.plan.report is None:
             return
         with ReportWriter(self.plan.report, self.plan.folder) as writer:
-            writer.begin(self.header, clauses(load_cases().values()))
+            writer.begin(self.header, self._clauses())
             for result in self.results:
                 writer.add(Outcome(result=result))
             self._close(writer, code)
@@ -441,7 +444,7 @@ class Run:
             writer.folder,
             self.header,
             self.results,
-            clauses(load_cases().values()),
+            self._clauses(),
             writer.finish(code, self.deaths),
             report=writer.path,
             command=self.plan.command,

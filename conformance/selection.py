@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,8 +17,11 @@ from assay.conformance.targets import Target
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 
+AMQP = "amqp091"
+"""The capability to speak AMQP 0.9.1, and the specification of that."""
 QUEUES = "queues"
 """The capability to have durable queues of Assay's kind, which no other broker has; hundreds of cases need it."""
+_ABOUT = {QUEUES: "durable queues of Assay's kind", AMQP: "AMQP 0.9.1", "mqtt311": "MQTT"}
 TO_BE_REPEATED = (
     CaseVerdict.FAIL,
     CaseVerdict.BLOCKED,
@@ -104,21 +108,39 @@ def is_required(case_id: str, target: Target) -> bool:
     )
 
 
-def for_target(cases: Sequence[Case], target: Target) -> list[Case]:
-    """The cases without those about Assay's own queues, where the target has no such queues.
+def _lacks(case: Case, target: Target) -> str:
+    """The capability without which a case is not even asked, where the target has none of it; empty if it has."""
+    said = target.capabilities
+    if QUEUES in case.requires:
+        return "" if said.get(QUEUES, False) else QUEUES
+    if case.spec == AMQP:
+        return "" if said.get(AMQP) else AMQP
+    return "mqtt311" if said.get("mqtt311") is False and said.get("mqtt5") is False else ""
 
+
+def for_target(cases: Sequence[Case], target: Target) -> list[Case]:
+    """The cases without those about what the target has not at all: Assay's own queues, or a whole protocol.
+
+    Of a broker of which nothing is said, the cases of AMQP are left out unless nothing else is asked for.
     Raises :class:`SelectionError` if none is left.
     """
-    if target.capabilities.get(QUEUES, False):
+    left = [case for case in cases if not _lacks(case, target) or is_required(case.id, target)]
+    if cases and not left and not target.capabilities and all(case.spec == AMQP for case in cases):
         return list(cases)
-    left = [case for case in cases if QUEUES not in case.requires or is_required(case.id, target)]
     if cases and not left:
+        name = _lacks(cases[0], target)
         message = (
-            f"no case is selected: all of them are about durable queues of Assay's kind, which {target.name} does not "
-            "have; if it has, say so by capabilities.queues = true in a target file"
+            f"no case is selected: all of them are about {_ABOUT[name]}, which {target.name} does not have; if it has, "
+            f"say so by capabilities.{name} = true in a target file"
         )
         raise SelectionError(message, ExitCode.NOTHING_SELECTED)
     return left
+
+
+def left_out(cases: Sequence[Case], target: Target) -> dict[str, int]:
+    """How many cases :func:`for_target` leaves out, by the capability that they need."""
+    kept = {case.id for case in for_target(cases, target)}
+    return dict(sorted(Counter(_lacks(case, target) for case in cases if case.id not in kept).items()))
 
 
 def check_target(target: Target, known: Collection[str]) -> None:

@@ -26,6 +26,7 @@ from assay.conformance.case import Case
 from assay.conformance.cohort import cohorts
 from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, Outcome, RunOptions
 from assay.conformance.nursery import Nursery
+from assay.conformance.registry import unproven_case_ids
 from assay.conformance.report import ExitCode, this_machine, utc_now
 from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
 from assay.reference_broker.trace import results
@@ -305,7 +306,7 @@ def check_mutants(
     broken = [check for check in checks if check.mutant == BASELINE and check.problem]
     return SelfCheck(
         checks=tuple(broken or checks),
-        without_mutant=tuple(case.id for case in cases if not case.mutant),
+        without_mutant=tuple(case.id for case in cases if not case.mutant and case.id not in unproven_case_ids()),
         started_at=started_at,
         duration_s=time.monotonic() - began,
     )

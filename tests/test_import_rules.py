@@ -249,6 +249,7 @@ PARTS_OF_ONE = {
     "reference_broker.mqtt.sessions.session": "subscriptions lead to sessions, and sessions have subscriptions",
     "reference_broker.mqtt.connections.inbound": "its lanes go on where it stopped",
     "conformance.case": "connections write in the transcript of their case",
+    "conformance.amqp091.context": "connections write in the transcript of their case",
     "conformance.engine": "what is booked is an outcome",
 }
 """Modules whose types may be named by what they are made of: such an arrow is no circle."""

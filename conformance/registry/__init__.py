@@ -1,8 +1,8 @@
 """The statements that the cases cite, and which of them are tested: the TOML files of this folder, read strictly.
 
 ``mqtt311.toml`` and ``mqtt5.toml`` hold every numbered statement of the standards, ``queue.toml`` our own rules of the
-durable queues, ``rfc6455.toml`` what both versions need of WebSocket. ``case_ids.txt`` is the permanent list of case
-ids: an id once listed is never renamed and never reused.
+durable queues, ``rfc6455.toml`` what both versions need of WebSocket, ``amqp091.toml`` the rules of AMQP 0.9.1.
+``case_ids.txt`` is the permanent list of case ids: an id once listed is never renamed and never reused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from assay.conformance.case import Case
 from assay.reference_broker.trace.conformance import Clause, ClauseStatus
 
-SPECS = ("mqtt311", "mqtt5", "queue")
+SPECS = ("mqtt311", "mqtt5", "queue", "amqp091")
 """The specifications that cases are sorted by."""
 WEBSOCKET = "rfc6455"
 STANDARDS = (*SPECS, WEBSOCKET)
@@ -37,6 +37,8 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether a black-box client can judge a server by it."""
     sentence: str
     reason: str = ""
+    variants: tuple[str, ...] = ()
+    """Of AMQP: the reactions that pass (``amqp091.toml`` says how they are written); empty = the sentence says it."""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +55,12 @@ def load_statements(spec: str) -> Mapping[str, Statement]:
 def listed_case_ids() -> list[str]:
     """The permanent list of case ids."""
     text = files(__package__).joinpath("case_ids.txt").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def unproven_case_ids() -> list[str]:
+    """Cases without a mutant yet, which are left out of the self-check: the list may only become shorter."""
+    text = files(__package__).joinpath("unproven.txt").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -100,6 +108,13 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     untestable: int
 
 
+def spoken(capabilities: Mapping[str, object]) -> tuple[str, ...]:
+    """The standards that concern a broker with these capabilities: those of MQTT, of AMQP, or both."""
+    mqtt = bool(capabilities.get("mqtt311") or capabilities.get("mqtt5"))
+    amqp = bool(capabilities.get("amqp091"))
+    return tuple(name for name in STANDARDS if (amqp if name == "amqp091" else mqtt or not amqp))
+
+
 def coverage(cases: Iterable[Case], spec: str) -> Coverage:
     """Count the statements of a specification that ``cases`` test."""
     counts: Counter[tuple[bool, bool]] = Counter()
@@ -122,6 +137,8 @@ def home_of(case: Case, clause: str) -> str:
     """The specification whose file must hold ``clause`` when ``case`` cites it."""
     if clause.startswith("Q-"):
         return "queue"
+    if case.spec == "amqp091":
+        return "amqp091"
     if clause.startswith("RFC6455-"):
         return WEBSOCKET
     return "mqtt5" if case.spec == "queue" else case.spec

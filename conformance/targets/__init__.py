@@ -2,13 +2,15 @@
 
 ``load_target("mosquitto")`` reads a file shipped in this folder, ``load_target("my/broker.toml")`` a user's own;
 unknown keys are refused by path. :func:`running` starts the broker (or takes the one that already runs) and yields it
-once an MQTT handshake has succeeded::
+once a handshake has succeeded::
 
     with running(load_target("reference")) as broker:
         print(broker.endpoint.port, broker.pid)
 """
 
 from assay.conformance.targets.access import Access, choose_target
+from assay.conformance.targets.amqp import amqp_endpoint
+from assay.conformance.targets.errors import ProbeError, StrangeAnswerError
 from assay.conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -29,7 +31,7 @@ from assay.conformance.targets.model import (
     parse_target,
     shipped_targets,
 )
-from assay.conformance.targets.probe import ProbeError, StrangeAnswerError, handshake, probe
+from assay.conformance.targets.probe import greet, handshake, probe
 from assay.conformance.targets.process import (
     Damage,
     RunningTarget,
@@ -63,8 +65,10 @@ __all__ = [
     "TargetError",
     "TargetStartError",
     "Tls",
+    "amqp_endpoint",
     "choose_target",
     "free_port",
+    "greet",
     "handshake",
     "hosted_target",
     "installed_version",

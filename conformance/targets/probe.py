@@ -1,37 +1,21 @@
-"""Ask a broker by handshakes what it can: which versions it speaks, and what its 5.0 CONNACK states."""
+"""Ask a broker by handshakes what it can: what it speaks, what its 5.0 CONNACK and its server-properties state."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import time
 import uuid
 
+from assay.conformance.targets.amqp import EXTENSIONS, amqp_endpoint, amqp_handshake, stated
+from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
 from assay.conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
 from assay.conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
+from assay.conformance.wire.amqp091 import AMQP_091
 
 HANDSHAKE_TIMEOUT_S = 5.0
-
-
-class ProbeError(Exception):
-    """No MQTT handshake with the broker succeeded; the text says how far it came."""
-
-
-class StrangeAnswerError(ProbeError):
-    """A broker that is alive answered in another way than by accepting."""
-
-
-def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
-    sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
-    context = endpoint.tls_context
-    if context is None:
-        return sock
-    try:
-        return context.wrap_socket(sock, server_hostname=endpoint.server_name)
-    except BaseException:
-        sock.close()
-        raise
+_MQTT = (("mqtt311", 4), ("mqtt5", 5))
+_SPOKEN = ("mqtt311", "mqtt5", "amqp091")
 
 
 def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connack:
@@ -46,7 +30,7 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
     decoder = Decoder(version)
     deadline = time.monotonic() + timeout_s
     try:
-        with _connected(endpoint, timeout_s) as sock:
+        with connected(endpoint, timeout_s) as sock:
             sock.sendall(encode(connect, version))
             while True:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
@@ -78,6 +62,31 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
         raise StrangeAnswerError(message) from error
 
 
+def greet(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+    """A handshake of that version of MQTT, or of AMQP 0.9.1. Raises :class:`ProbeError` unless it is accepted."""
+    if version == AMQP_091:
+        amqp_handshake(endpoint, timeout_s=timeout_s)
+    else:
+        handshake(endpoint, version, timeout_s=timeout_s)
+
+
+def greetings(target: Target, endpoint: Endpoint) -> list[tuple[int, Endpoint]]:
+    """What may be tried on the broker, and where: nothing that the target file denies, AMQP where nothing else may be
+    or the file names it."""
+    said = target.capabilities
+    found = [(version, endpoint) for name, version in _MQTT if said.get(name) is not False]
+    asks = said.get("amqp091") or not found or not (target.start or said)
+    return found + ([(AMQP_091, amqp_endpoint(endpoint, said))] if asks and said.get("amqp091") is not False else [])
+
+
+def _amqp_found(target: Target, endpoint: Endpoint, timeout_s: float) -> dict[str, CapabilityValue]:
+    """What it can in AMQP; raises :class:`ProbeError`."""
+    where = amqp_endpoint(endpoint, target.capabilities)
+    shown: dict[str, CapabilityValue] = stated(amqp_handshake(where, timeout_s=timeout_s))
+    declared = {name: bool(shown[name] and target.capabilities.get(name, True)) for name in shown}
+    return {**declared, "amqp091": True}
+
+
 def _stated(connack: Connack) -> dict[str, CapabilityValue]:
     """What a 5.0 CONNACK says; an absent property has the value that 3.2.2.3 gives it."""
     said = connack.properties
@@ -100,12 +109,16 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TI
     """Capabilities of a running target: defaults, what it shows, what its file declares.
 
     A declaration may take away what the probe shows (the file knows of a restriction), never add to it.
-    Raises :class:`ProbeError` when neither version is accepted.
+    Raises :class:`ProbeError` when nothing is spoken.
     """
     found = dict(DEFAULT_CAPABILITIES)
     connack: Connack | None = None
     errors = []
-    for name, version in (("mqtt311", 4), ("mqtt5", 5)):
+    may_be = {version for version, _ in greetings(target, endpoint)}
+    for name, version in _MQTT:
+        if version not in may_be:
+            found[name] = False
+            continue
         try:
             answer = handshake(endpoint, version, timeout_s=timeout_s)
         except ProbeError as error:
@@ -115,11 +128,18 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TI
         found[name] = True
         if version == 5:
             connack = answer
-    if len(errors) == 2:
+    speaks = found["mqtt311"] or found["mqtt5"]
+    if AMQP_091 in may_be and (target.capabilities.get("amqp091") or not speaks):
+        try:
+            found |= _amqp_found(target, endpoint, timeout_s)
+            speaks = True
+        except ProbeError as error:
+            errors.append(str(error))
+    if not speaks:
         raise ProbeError("; ".join(errors))
     shown = _stated(connack) if connack is not None else {}
     for name, value in {**target.capabilities, **shown}.items():
-        if name in ("mqtt311", "mqtt5"):
+        if name in _SPOKEN or name in EXTENSIONS.values():
             continue
         declared = target.capabilities.get(name, value)
         found[name] = declared and value if isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""Start the broker of a target file as a process, wait for its first MQTT handshake, stop it without a trace."""
+"""Start the broker of a target file as a process, wait for its first handshake, stop it without a trace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from typing import IO
 
 import msgspec
 
+from assay.conformance.targets.errors import ProbeError
 from assay.conformance.targets.model import Endpoint, RestartHook, StartHook, Target
-from assay.conformance.targets.probe import ProbeError, handshake
+from assay.conformance.targets.probe import greet, greetings
 
 _STOP_TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 10.0
@@ -242,12 +243,14 @@ def _drain(stdout: IO[bytes], log: Path) -> threading.Thread:
     return thread
 
 
-def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
+def _await_handshake(
+    target: Target, endpoint: Endpoint, process: subprocess.Popen[bytes] | None, deadline: float
+) -> None:
     while True:
-        problem = "no MQTT handshake was tried"
-        for version in (4, 5):
+        problem = "no handshake was tried"
+        for version, where in greetings(target, endpoint):
             try:
-                handshake(endpoint, version, timeout_s=max(0.1, deadline - time.monotonic()))
+                greet(where, version, timeout_s=max(0.1, deadline - time.monotonic()))
             except ProbeError as error:
                 problem = str(error)
             else:
@@ -256,7 +259,7 @@ def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes] | None
             message = f"it ended with status {process.returncode}"
             raise TargetStartError(message)
         if time.monotonic() > deadline:
-            message = f"no MQTT handshake succeeded in time: {problem}"
+            message = f"no handshake succeeded in time: {problem}"
             raise TargetStartError(message)
         time.sleep(_POLL_S)  # the only way to learn that a foreign process listens
 
@@ -366,7 +369,7 @@ def _launch(
             values = placeholders(folder, target.name, port=port, websocket_port=ready.websocket_port)
             drain = _drain(process.stdout, log)
         endpoint = msgspec.structs.replace(target.endpoint, host=host, port=port)
-        _await_handshake(endpoint, process, deadline)
+        _await_handshake(with_ports(target, values), endpoint, process, deadline)
     except TargetStartError as error:
         _stop(hook, process, values)
         tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
@@ -408,7 +411,7 @@ def _run_restart_command(target: Target, how: RestartHook, _damage: Damage) -> E
         said = done.stdout[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         message = f"{command[0]!r} ended with status {done.returncode}: {said}"
         raise TargetStartError(message)
-    _await_handshake(target.endpoint, None, time.monotonic() + how.timeout_s)
+    _await_handshake(target, target.endpoint, None, time.monotonic() + how.timeout_s)
     return target.endpoint
 
 
@@ -451,10 +454,13 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
     """
     hook = target.start
     if hook is None:
-        try:
-            handshake(target.endpoint, 4)
-        except ProbeError:
-            handshake(target.endpoint, 5)
+        *first, (last, place) = greetings(target, target.endpoint)
+        for version, where in first:
+            with contextlib.suppress(ProbeError):
+                greet(where, version)
+                break
+        else:
+            greet(place, last)
         hosted, command = RunningTarget(target, target.endpoint), target.restart
         if command is not None:
             hosted.restart_by(lambda damage: _run_restart_command(target, command, damage))

@@ -11,11 +11,13 @@ import pytest
 
 from assay.conformance.registry import load_statements
 from assay.conformance.spec_pages import REGISTRY, problems, read_pages, registry_text
+from assay.conformance.wire.amqp091 import CONSTANTS, METHODS
 
-STATEMENT_COUNT = {"mqtt311": 141, "mqtt5": 251}
+STATEMENT_COUNT = {"mqtt311": 141, "mqtt5": 251, "amqp091": 286}
 BY_TESTABLE = {
     "mqtt311": {"yes": 93, "partly": 38, "no": 10},
     "mqtt5": {"yes": 161, "partly": 74, "no": 16},
+    "amqp091": {"yes": 224, "partly": 39, "no": 23},
 }
 FIELDS = ("id", "section", "level", "role", "testable", "sentence", "reason")
 MAX_SENTENCE_CHARACTERS = 200
@@ -40,7 +42,7 @@ def test_holds_every_statement_once(spec: str) -> None:
 
 def test_statements_have_exactly_the_known_fields(spec: str) -> None:
     for statement in statements(spec):
-        assert tuple(statement) == FIELDS, statement["id"]
+        assert tuple(name for name in statement if name != "variants") == FIELDS, statement["id"]
         assert statement["level"] in {"MUST", "SHOULD", "MAY"}, statement["id"]
         assert statement["role"] in {"server", "client", "both"}, statement["id"]
         assert statement["testable"] in {"yes", "partly", "no"}, statement["id"]
@@ -50,6 +52,7 @@ def test_the_ceiling_of_black_box_testing_is_known(spec: str) -> None:
     assert Counter(statement["testable"] for statement in statements(spec)) == BY_TESTABLE[spec]
 
 
+@pytest.mark.parametrize("spec", ["mqtt311", "mqtt5"])
 def test_ids_name_a_section_of_the_standard(spec: str) -> None:
     """An id is ``MQTT-`` + section of depth three (0 where there is none) + number; the section may go deeper."""
     for statement in statements(spec):
@@ -58,6 +61,24 @@ def test_ids_name_a_section_of_the_standard(spec: str) -> None:
         named = match[1].removesuffix(".0").removesuffix(".0")
         section = statement["section"]
         assert section == named or section.startswith(named + "."), statement["id"]
+
+
+def test_variants_are_reactions_that_a_client_can_see() -> None:
+    known = re.compile(r"ok|close|header|start|(channel|connection) (any|\d{3})")
+    for statement in load_statements("amqp091").values():
+        assert len(set(statement.variants)) == len(statement.variants), statement.id
+        for variant in statement.variants:
+            assert known.fullmatch(variant), (statement.id, variant)
+            code = variant.partition(" ")[2]
+            assert not code.isdigit() or int(code) in CONSTANTS, (statement.id, variant)
+
+
+def test_an_answer_of_each_synchronous_method_is_a_rule() -> None:
+    of_the_server = {"connection.start", "connection.secure", "connection.tune", "connection.update-secret"}
+    waits = {f"sync.{spec.name}" for spec in METHODS.values() if spec.waits} | {"sync.confirm.select"}
+    assert {name for name in load_statements("amqp091") if name.startswith("sync.")} == waits - {
+        f"sync.{name}" for name in of_the_server
+    }
 
 
 def test_what_cannot_be_tested_says_why(spec: str) -> None:

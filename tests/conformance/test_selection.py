@@ -15,6 +15,7 @@ from assay.conformance.selection import (
     check_target,
     for_target,
     is_named,
+    left_out,
     require,
     select,
     split,
@@ -120,7 +121,8 @@ def test_our_queues_are_asked_of_those_alone_who_have_them() -> None:
     asked = for_target(everything, foreign)
     assert {case.spec for case in asked} == {"mqtt311", "mqtt5"}
     assert not any("queues" in case.requires for case in asked)
-    assert for_target(everything, load_target("reference")) == everything
+    mqtt = [case for case in everything if case.spec != "amqp091"]
+    assert for_target(everything, load_target("reference")) == mqtt
     wanted = next(case for case in everything if case.spec == "queue")
     assert for_target(everything, msgspec.structs.replace(foreign, required=(wanted.id,))) == sorted(
         [*asked, wanted], key=everything.index
@@ -128,6 +130,21 @@ def test_our_queues_are_asked_of_those_alone_who_have_them() -> None:
     with pytest.raises(SelectionError, match="durable queues of Assay's kind, which x does not have") as caught:
         for_target([wanted], foreign)
     assert caught.value.code is ExitCode.NOTHING_SELECTED
+
+
+def test_each_protocol_is_asked_of_those_alone_who_speak_it() -> None:
+    everything = list(load_cases().values())
+    amqp = [case for case in everything if case.spec == "amqp091"]
+    plain = Target(name="x")
+    assert for_target(amqp, plain) == amqp, "nothing else was asked for, and nothing is known of the broker"
+    speaks = Target(name="x", capabilities={"amqp091": True, "mqtt311": False, "mqtt5": False})
+    assert for_target(everything, speaks) == amqp
+    assert left_out(everything, speaks).keys() == {"mqtt311", "queues"}
+    both = Target(name="x", capabilities={"amqp091": True})
+    spoken = {case.id for case in for_target(everything, both)}
+    assert spoken == {case.id for case in (*for_target(everything, plain), *amqp)}
+    with pytest.raises(SelectionError, match=r"AMQP 0\.9\.1, which x does not have"):
+        for_target(amqp, Target(name="x", capabilities={"mqtt5": True}))
 
 
 def write_report(path: Path, verdicts: dict[str, CaseVerdict]) -> Path:

@@ -18,6 +18,7 @@ from assay.conformance.wire.amqp091.codec import (
     encode_method,
 )
 from assay.conformance.wire.amqp091.frames import (
+    AMQP_091,
     FRAME_END,
     FRAME_MIN_BYTES,
     FRAME_OVERHEAD_BYTES,
@@ -47,6 +48,7 @@ from assay.conformance.wire.amqp091.values import (
 )
 
 __all__ = [
+    "AMQP_091",
     "CLASSES",
     "CONSTANTS",
     "FRAME_END",

@@ -7,6 +7,8 @@ from enum import IntEnum
 
 import msgspec
 
+AMQP_091 = 91
+"""Stands for AMQP 0.9.1 where MQTT has its protocol versions."""
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 FRAME_END = 0xCE
 FRAME_MIN_BYTES = 4_096

@@ -1,0 +1,238 @@
+"""What an AMQP case works with, and its decorator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+
+from assay.conformance.amqp091.client import CAPABILITIES, AmqpConnection, Channel
+from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
+from assay.conformance.rules import Incident
+from assay.conformance.targets import Damage, unharmed
+from assay.conformance.wire.amqp091 import CONSTANTS, Arrival, Method, is_hard_error
+
+AmqpCaseFunction = Callable[["AmqpContext"], Awaitable[None]]
+
+
+def amqp_case(
+    case_id: str,
+    *,
+    clauses: tuple[str, ...],
+    level: Level = "MUST",
+    requires: tuple[str, ...] = (),
+    mutant: str = "",
+    near_miss: str = "",
+    kills: tuple[str, ...] = (),
+    together: bool = False,
+    limit_s: float = DEFAULT_LIMIT_S,
+) -> Callable[[AmqpCaseFunction], AmqpCaseFunction]:
+    """Register a case ``amqp091/<case_id>``; see :func:`assay.conformance.case.case`."""
+    register = case(
+        f"amqp091/{case_id}",
+        clauses=clauses,
+        level=level,
+        requires=requires,
+        mutant=mutant,
+        near_miss=near_miss,
+        kills=kills,
+        together=together,
+        limit_s=limit_s,
+    )
+
+    def decorate(function: AmqpCaseFunction) -> AmqpCaseFunction:
+        register(cast(CaseFunction, function))
+        return function
+
+    return decorate
+
+
+def is_among(outcome: str, variants: Iterable[str]) -> bool:
+    """Whether one of the registry's variants describes the outcome; ``<level> any`` is any code of that level."""
+    level, _, code = outcome.partition(" ")
+    for variant in variants:
+        if outcome == variant:
+            return True
+        if variant == f"{level} any" and code.isdigit():
+            number = int(code)
+            return number in CONSTANTS and (level == "connection" or not is_hard_error(number))
+    return False
+
+
+class AmqpContext(CaseContext):
+    """Connections, names nobody else uses, checks, and the transcript, for AMQP."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._amqp: list[AmqpConnection] = []
+        self._queues: dict[str, None] = {}
+        self._exchanges: dict[str, None] = {}
+        """Names that the case declared, to be deleted behind it."""
+        self._confirmed: dict[Channel, set[int]] = {}
+
+    # Names
+
+    def queue_name(self) -> str:
+        """A fresh name, with the characters that the standard allows."""
+        self._names += 1
+        return f"assay.{self._token}.q{self._names}"
+
+    def exchange_name(self) -> str:
+        self._names += 1
+        return f"assay.{self._token}.x{self._names}"
+
+    def note_request(self, method: Method) -> None:
+        """Called for every method sent: what is declared must be deleted behind the case."""
+        if method.name == "queue.declare" and not method["passive"]:
+            self._queues[method["queue"]] = None
+        elif method.name == "exchange.declare" and not method["passive"]:
+            self._exchanges[method["exchange"]] = None
+
+    # Connections
+
+    async def open_socket(self, *, name: str = "") -> AmqpConnection:
+        """A network connection without a byte sent. Raises :class:`TargetUnreachableError`."""
+        connection = AmqpConnection(self, name or f"c{len(self._amqp) + 1}")
+        endpoint = self.endpoint
+        context = None if endpoint.tls is None else endpoint.tls.context()
+        begin = asyncio.get_running_loop().create_connection
+        try:
+            await self.patiently(
+                lambda: begin(
+                    lambda: connection, endpoint.host, endpoint.port, ssl=context, server_hostname=endpoint.server_name
+                ),
+                looks_again=False,
+            )
+        except OSError as error:
+            message = f"cannot connect to {endpoint.host}:{endpoint.port}: {error or type(error).__name__}"
+            raise TargetUnreachableError(message) from error
+        self._amqp.append(connection)
+        return connection
+
+    async def client(
+        self,
+        *,
+        name: str = "",
+        client_capabilities: Mapping[str, Any] = CAPABILITIES,
+        vhost: str = "/",
+        channel_max: int | None = None,
+        frame_max: int | None = None,
+        heartbeat_s: int = 0,
+    ) -> AmqpConnection:
+        """A connection that is open."""
+        connection = await self.open_socket(name=name)
+        began = time.monotonic()
+        await connection.handshake(
+            vhost=vhost,
+            client_capabilities=client_capabilities,
+            channel_max=channel_max,
+            frame_max=frame_max,
+            heartbeat_s=heartbeat_s,
+        )
+        self.greeting_s = max(self.greeting_s, time.monotonic() - began)
+        return connection
+
+    async def channel(self, *, name: str = "", **how: Any) -> Channel:
+        """An open channel on a connection of its own."""
+        return await (await self.client(name=name, **how)).channel()
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._amqp)
+
+    @property
+    def disturbed(self) -> bool:
+        return self.sent_raw or any(connection.closed for connection in self._amqp)
+
+    def other_reasons(self) -> list[Incident]:
+        return []
+
+    async def read_on(self) -> None:
+        """Nothing overtakes in AMQP."""
+
+    async def measure_a_delivery(self) -> None:
+        """Of a case that has failed, and depends on timers: does the broker take long over its plainest message?"""
+        recorded = len(self.transcript.lines)
+        try:
+            async with self.time_limit(self.limit_s):
+                channel = await self.channel(name="itself")
+                queue = await channel.queue()
+                await channel.consume(queue, no_ack=True)
+                began = time.monotonic()
+                channel.publish("", queue, b"itself")
+                await channel.delivery()
+                self.delivery_s = time.monotonic() - began
+        except (CaseFailureError, TargetUnreachableError, TimeoutError, OSError) as error:
+            self.note(f"how long a message takes could not be told: {error}")
+        finally:
+            del self.transcript.lines[recorded:]
+
+    async def restart(self, damage: Damage = unharmed) -> None:
+        """End the broker, and start it again on its data; the connections are lost."""
+        for connection in self._amqp:
+            connection.left = True
+        await super().restart(damage)
+        for connection in self._amqp:
+            connection.close()
+
+    def close(self) -> None:
+        super().close()
+        for connection in self._amqp:
+            connection.close()
+
+    async def delete_leftovers(self) -> None:
+        """Delete what the case declared, whatever became of it."""
+        if not self._queues and not self._exchanges:
+            return
+        for connection in self._amqp:
+            connection.close()
+        cleaner = await self.client(name="cleaner")
+        for name, kind in [*((q, "queue") for q in self._queues), *((x, "exchange") for x in self._exchanges)]:
+            if name.startswith("assay."):
+                channel = await cleaner.channel()
+                with contextlib.suppress(CaseFailureError):
+                    await channel.call(f"{kind}.delete", **{kind: name})
+        await cleaner.disconnect()
+
+    # Checks
+
+    def allow(self, statement: str, outcome: str, *more: str) -> None:
+        """The outcome of a request must be one of the variants of this rule in the registry (or of ``more``)."""
+        variants = (*variants_of(statement), *more)
+        wanted = " or ".join(variants)
+        self.must(is_among(outcome, variants), f"expected {wanted} ({statement}); seen {outcome}")
+
+    def prefer(self, statement: str, outcome: str) -> None:
+        """The same, where the first variant is what the specification says: the others are reported, not failed."""
+        self.allow(statement, outcome)
+        first = variants_of(statement)[0]
+        self.should(outcome == first, f"{statement}: {first} is what the specification says; seen {outcome}")
+
+    def confirmed_on(self, channel: Channel) -> set[int]:
+        """Tags that were confirmed on a channel."""
+        return self._confirmed.setdefault(channel, set())
+
+    def note_confirm(self, channel: Channel, event: Arrival) -> set[int]:
+        """The publishes that a confirm is for; it must name one that was published and is not confirmed yet."""
+        known = self.confirmed_on(channel)
+        multiple = event["multiple"]
+        tags = {tag for tag in range(1, event.tag + 1) if tag not in known} if multiple else {event.tag} - known
+        self.must(
+            bool(tags) and 1 <= event.tag <= channel.published,
+            f"{channel.name}: expected confirms for tags up to {channel.published}, each once; seen tag {event.tag}",
+        )
+        known |= tags
+        return tags
+
+
+def variants_of(statement: str) -> tuple[str, ...]:
+    """What the registry lets pass. Raises :class:`KeyError` for a rule without variants: that would be a mistake."""
+    from assay.conformance.registry import load_statements
+
+    found = load_statements("amqp091")[statement].variants
+    if not found:
+        raise KeyError(statement)
+    return found

@@ -1,0 +1,47 @@
+"""How a connection of any protocol waits for what must come: with all the patience of its case, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from assay.conformance.outcome import CaseFailureError
+
+if TYPE_CHECKING:
+    from assay.conformance.case import CaseContext
+
+_LEAST_WAIT_S = 1.0
+"""A wait that the limit of the case cut shorter than this fails nobody."""
+
+
+async def arrival(
+    ctx: CaseContext, wake: asyncio.Event, expected: str, *, within_s: float | None = None, since: float | None = None
+) -> None:
+    """Wait until ``wake`` is set anew: something may be in the inbox, or the connection has ended.
+
+    ``expected`` begins the text of a failure; ``since`` is when this was first waited for.
+    Raises :class:`CaseFailureError`, and :class:`TimeoutError` where the limit of the case left no time to wait: that
+    says nothing of the broker.
+    """
+    wake.clear()
+    patience_s = ctx.remaining_s(within_s)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(patience_s):
+            await wake.wait()
+    except TimeoutError as error:
+        if within_s is not None:
+            ctx.give_back(patience_s)  # the case asked for silence, or for what need not come
+        if await ctx.more_time_for_a_slow_broker() or wake.is_set():
+            return
+        if within_s is None and ctx.second_look():
+            return
+        ctx.give_back(time.monotonic() - began)
+        waited_s = time.monotonic() - (began if since is None else since)
+        least_s = max(_LEAST_WAIT_S, 2 * ctx.greeting_s)  # what is as slow as its greeting may still come
+        if within_s is None and waited_s < min(least_s, ctx.patience_s):
+            raise
+        message = f"{expected}; nothing arrived within {patience_s:.1f} s{ctx.looked_on}"
+        raise CaseFailureError(message) from error
+    ctx.give_back(time.monotonic() - began)
