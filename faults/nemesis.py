@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from assay.faults.fault_kinds import DISK_FAULTS, Direction, Fault, FaultKind, describe
-from assay.faults.process import BrokerProcess
+from assay.faults.process import BrokerProcess, BrokerRestartError
 from assay.faults.pump import Clock
 from assay.faults.scenario import Scenario
 from assay.faults.toxiproxy import ToxiproxyClient, ToxiproxyError
@@ -24,6 +24,8 @@ _STREAMS: Final = {
 }
 _SLOW_STEP_S: Final = 0.002
 """A slow processor is one that is stopped again and again: it runs so long, then stands ``factor`` - 1 times that."""
+_RESTART_S: Final = 0.25
+"""Until a broker that its disk did not let start is started again."""
 _STARTING_S: Final = 0.4
 """A storm ends a start within so long: Python takes about as much until the broker is there."""
 _PROCESS: Final = "nemesis"
@@ -132,7 +134,19 @@ class Nemesis:
         async with self._broker_lock:
             await end()
             await self._until(self._clock.now() + fault.for_s)
-            await self._broker.start()
+            await self._start()
+
+    async def _start(self) -> None:
+        """Again and again as long as its disk may keep the broker from starting. Raises :class:`BrokerRestartError`."""
+        while True:
+            try:
+                await self._broker.start()
+            except BrokerRestartError:
+                if not self._broker.disk_faults:
+                    raise
+                await self._until(self._clock.now() + _RESTART_S)
+            else:
+                return
 
     async def _storm(self, fault: Fault) -> None:
         """Every kill is a fault of the history."""
@@ -142,7 +156,7 @@ class Nemesis:
                 await self._broker.kill()
                 if number == fault.times:
                     await self._until(self._clock.now() + fault.for_s)
-                    await self._broker.start()
+                    await self._start()
                 else:
                     await self._broker.launch()
                     await self._until(self._clock.now() + self._rng.uniform(0, _STARTING_S))

@@ -19,7 +19,7 @@ from assay.sim.inodes import Flush
 from assay.sim.kernel import Alarm, Kernel
 from assay.sim.machine_clock import MachineClock
 from assay.sim.network import Link
-from assay.sim.troubled_disk import NodeGoneError
+from assay.sim.troubled_disk import NodeGoneError, TroubledDisk
 
 TURN_S = 0.00005
 """From the first input to the output of a turn of the event loop: what arrives in between shares the turn."""
@@ -27,6 +27,8 @@ SOCKET_BYTES = 256 * 1024
 """What the operating system takes of a connection's output before the client has it."""
 INPUT_S = 0.00005
 """What a slow processor takes a multiple of for each input, and for the turn; a usual one takes no time."""
+RESTART_S = 0.25
+"""Until a broker that its disk did not let start is started again."""
 MAX_NOTES = 1_000
 MAX_SYNCS_AT_ONCE = 2
 """As many as the server has sync threads."""
@@ -197,6 +199,13 @@ class SimNode:
             self._clock = None
             return
         except Exception as error:
+            if isinstance(self.disk, TroubledDisk) and self.disk.is_erring and _is_of_the_disk(error):
+                # As its operator would, until the disk is well.
+                self._kernel.trace(f"does not start {self.name}: {error}")
+                self.disk.crash()
+                self._clock = None
+                self._kernel.after(RESTART_S, self.start)
+                return
             message = f"the broker does not start: {error}"
             raise BrokerDiedError(message) from error
         finally:
@@ -439,6 +448,14 @@ def _passed_through_broker(traceback: TracebackType | None) -> bool:
         if traceback.tb_frame.f_globals.get("__name__", "").startswith("assay.reference_broker."):
             return True
         traceback = traceback.tb_next
+    return False
+
+
+def _is_of_the_disk(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError):
+            return True
+        error = error.__cause__ or error.__context__
     return False
 
 

@@ -30,6 +30,7 @@ _CALL_OF: Final = {
 }
 _PROFILED: Final = frozenset({FaultKind.DISK_FULL, FaultKind.LYING_SYNC, FaultKind.SLOW_DISK})
 """Faults that change what the disk is like, and not single calls."""
+_ERRING: Final = frozenset({FaultKind.DISK_FULL, FaultKind.WRITE_ERROR, FaultKind.READ_ERROR, FaultKind.SYNC_ERROR})
 _BIT: Final = 8
 
 
@@ -142,6 +143,11 @@ class TroubledDisk(SimDisk):
             self._troubles.remove(trouble)
             if trouble.fault.kind in _PROFILED:
                 self._change_profile()
+
+    @property
+    def is_erring(self) -> bool:
+        """It refuses calls now, so that a broker may refuse to start."""
+        return any(trouble.fault.kind in _ERRING for trouble in self._troubles)
 
     def _change_profile(self) -> None:
         profile = self._usual

@@ -147,6 +147,22 @@ def test_a_backoff_outlives_a_restart(bench_with: BenchWith) -> None:
     assert [time - start for time in again.times] == [1.0]
 
 
+def test_a_backoff_is_no_longer_after_a_restart_by_a_clock_that_was_set_back(bench_with: BenchWith) -> None:
+    """Found by the hunt, with a jump of the clock: what waited for its retry would have waited for an hour."""
+    bench = bench_with(MemoryDisk(), profile=Profile.GOQUEUE)
+    consumer = bench.consumer()
+    bench.publish("m")
+    bench.turn()
+    consumer.nack(consumer.got[0])
+    bench.turn()
+    bench.now -= 3_600.0
+    start = bench.now
+    bench.restart()
+    again = bench.consumer()
+    bench.advance(5)
+    assert [time - start for time in again.times] == [1.0]
+
+
 def test_filters_and_groups_survive(durable: QueueBench) -> None:
     consumer = durable.consumer(pattern="eu/#", group="filtered")
     consumer.leave()
