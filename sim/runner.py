@@ -17,6 +17,7 @@ from assay.conformance.checkers import CheckOutcome, check_history
 from assay.conformance.mutants import applied
 from assay.faults.measure import check_targets, measure
 from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld
+from assay.reference_broker.trace.fault_classes import DAMAGING
 from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
 from assay.reference_broker.trace.results import (
     Finding,
@@ -28,12 +29,13 @@ from assay.reference_broker.trace.results import (
     worst,
     write_result,
 )
-from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind, Tracer
+from assay.reference_broker.trace.schema import HistoryHeader, OpKind, TraceEvent, TraceHeader, TraceKind, Tracer
 from assay.sim.kernel import EPOCH_S, Kernel
 from assay.sim.space_time import SPACE_TIME_NAME, write_space_time
 from assay.sim.world import Watcher, World, WorldProfile, WorldRun
 
 HISTORY_NAME: Final = "history.jsonl"
+_LOSSES: Final = frozenset({"A1", "F6", "A11"})
 TRACE_NAME: Final = "trace.jsonl"
 
 
@@ -91,10 +93,24 @@ def simulate(
     judgement = check_history(header, run.events)
     findings = judgement.findings
     verdict = judgement.verdict
-    if run.died:
-        findings = [_death(run), *findings]
+    silent = _silent_losses(run, findings)
+    if silent or run.died:
+        findings = [*([_death(run)] if run.died else []), *silent, *findings]
         verdict = Verdict.FAIL
     return SimOutcome(header=header, run=run, judgement=judgement, findings=findings, verdict=verdict, wall_s=wall_s)
+
+
+def _silent_losses(run: WorldRun, findings: list[Finding]) -> list[Finding]:
+    """A damaged disk lets a broker lose what it had confirmed, not keep quiet about it (Q-DURA-16, Q-DURA-17)."""
+    began = (event.detail.split(maxsplit=1)[0] for event in run.events if event.f is OpKind.FAULT and event.detail)
+    if run.storage_notes or not any(kind in DAMAGING for kind in began):
+        return []
+    lost = [finding for finding in findings if finding.anomaly in _LOSSES and finding.severity is Severity.QUALITY]
+    text = "and the broker said nothing of its damaged disk"
+    return [
+        msgspec.structs.replace(finding, severity=Severity.SAFETY, message=f"{finding.message}, {text}")
+        for finding in lost
+    ]
 
 
 def _death(run: WorldRun) -> Finding:

@@ -26,6 +26,7 @@ from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from assay.reference_broker.storage.file_sync import FileSync
 from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.notes import Notes
 from assay.reference_broker.storage.pending_codec import LogDamage, walk_frames
 from assay.reference_broker.storage.pending_log import PendingLogFile
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
@@ -209,6 +210,14 @@ def unread_group_is_new(patch: Patch) -> None:
         return open_log
 
     patch.wrap(GroupRecovery, "_open_log", make)
+
+
+@mutant("hunt-says-nothing", "the broker tells nobody what it finds on a damaged disk")
+def says_nothing(patch: Patch) -> None:
+    def add(self: Notes, queue: str, place: str, problem: str) -> None:
+        """Nobody needs to know."""
+
+    patch.replace(Notes, "add", add)
 
 
 # -- what a node leaves behind that goes down -----------------------------------------------------------------------

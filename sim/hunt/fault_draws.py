@@ -52,6 +52,9 @@ _IN_A_CALL: Final[dict[str, Draw]] = {
 _DIRECTION: Final = Among((Direction.BOTH, Direction.BOTH, Direction.TO_BROKER, Direction.TO_CLIENTS))
 _SOME: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60), "times": Whole(1, 30)}
 _ONE: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60)}
+_DATA: Final = Among((FileKind.SEGMENTS, FileKind.GROUPS))
+"""What is damaged of others may lawfully cost a whole queue, and then nothing is proved."""
+_ONE_OF_DATA: Final[dict[str, Draw]] = {"files": _DATA, "nth": Whole(1, 60)}
 
 FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN),
@@ -90,12 +93,14 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(1, 1_000), "jitter_ms": PartOf("latency_ms")}
     ),
-    FaultKind.LOST_WRITE: FaultDraw(for_s=Spread(0.05, 2.0), parameters=_ONE, most=1, chance=0.4, needs_restart=True),
+    FaultKind.LOST_WRITE: FaultDraw(
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, needs_restart=True
+    ),
     FaultKind.MISDIRECTED_WRITE: FaultDraw(
-        for_s=Spread(0.05, 2.0), parameters=_ONE, most=1, chance=0.4, needs_restart=True
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, needs_restart=True
     ),
     FaultKind.BIT_ROT: FaultDraw(
-        for_s=None, parameters={"files": _FILES, "times": Whole(1, 10)}, most=1, chance=0.4, needs_restart=True
+        for_s=None, parameters={"files": _DATA, "times": Whole(1, 10)}, most=1, chance=0.4, needs_restart=True
     ),
     FaultKind.CLOCK_JUMP: FaultDraw(
         for_s=None,
