@@ -119,8 +119,32 @@ def identity_of(arguments: Arguments) -> Hashable:
     return frozenset([(name, comparable(value)) for name, value in first_fields(arguments).items()])
 
 
+_TYPE_NAMES: Final = {
+    Kind.I8: "byte",
+    Kind.U8: "unsignedbyte",
+    Kind.I16: "short",
+    Kind.U16: "unsignedshort",
+    Kind.I32: "signedint",
+    Kind.U32: "unsignedint",
+    Kind.I64: "long",
+    Kind.F32: "float",
+    Kind.F64: "double",
+    Kind.SECONDS: "timestamp",
+    Kind.BYTES: "binary",
+    Kind.TEXT: "longstr",
+    Kind.LIST: "array",
+    Kind.MAP: "table",
+    Kind.NULL: "void",
+}
+"""As RabbitMQ calls them; others have the name of their kind."""
+
+
+def type_name(value: Typed) -> str:
+    return _TYPE_NAMES.get(value.kind, value.kind.value)
+
+
 def in_words(value: Typed | None) -> str:
-    return "none" if value is None else f"the value '{str(value.value)[:80]}' of type '{value.kind.value}'"
+    return "none" if value is None else f"the value '{str(value.value)[:80]}' of type '{type_name(value)}'"
 
 
 def difference(

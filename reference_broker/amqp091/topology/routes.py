@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from assay.reference_broker.amqp091.topology.arguments import Arguments, first_fields
+from assay.reference_broker.amqp091.topology.arguments import Arguments, first_fields, type_name
 from assay.reference_broker.amqp091.topology.bindings import Destination, DestinationKind, Routing
 from assay.reference_broker.amqp091.topology.exchanges import Exchange
 from assay.reference_broker.amqp091.topology.refusals import precondition_failed
@@ -36,7 +36,7 @@ def routing_keys_of(routing_key: str, headers: Arguments, most: int) -> Sequence
         if given is None:
             continue
         if given.kind not in (Kind.ARRAY, Kind.LIST):
-            text = f"invalid message: unacceptable type in header '{name}': {given.kind}"
+            text = f"invalid message: unacceptable type in header '{name}': {type_name(given)}"
             raise precondition_failed(text, _RULE)
         keys |= dict.fromkeys([each.value for each in given.value if each.kind is Kind.TEXT])
         if len(keys) > most:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
-from assay.reference_broker.amqp091.topology.arguments import Arguments, comparable, first_fields
+from assay.reference_broker.amqp091.topology.arguments import Arguments, comparable, first_fields, type_name
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination
 from assay.reference_broker.amqp091.topology.refusals import precondition_failed
 from assay.reference_broker.routing.properties import Kind, Typed
@@ -201,7 +201,7 @@ def _match_of(fields: dict[str, Typed]) -> _Match:
     if given is None:
         return _Match.ALL
     if given.kind is not Kind.TEXT:
-        text = f"Invalid x-match field type {given.kind} (value {str(given.value)[:40]}); expected longstr"
+        text = f"Invalid x-match field type {type_name(given)} (value {str(given.value)[:40]}); expected longstr"
         raise precondition_failed(text, _MATCH_RULE)
     try:
         return _Match(given.value)

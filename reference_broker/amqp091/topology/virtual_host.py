@@ -15,6 +15,7 @@ from assay.reference_broker.amqp091.topology.arguments import (
     check_name,
     difference,
     first_fields,
+    type_name,
 )
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, DestinationKind, Routing
 from assay.reference_broker.amqp091.topology.exchanges import (
@@ -211,7 +212,7 @@ class VirtualHost:
         given = first_fields(arguments).get(ALTERNATE_EXCHANGE)
         if given is not None and given.kind is not Kind.TEXT:
             where = self._named("exchange", name)
-            text = f"invalid type '{given.kind}' for arg '{ALTERNATE_EXCHANGE}' in {where}"
+            text = f"invalid type '{type_name(given)}' for arg '{ALTERNATE_EXCHANGE}' in {where}"
             raise precondition_failed(text, "rmq.alternate-exchange")
 
     def _check_same_exchange(

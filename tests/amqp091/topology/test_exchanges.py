@@ -112,12 +112,12 @@ BASE: dict[str, object] = {
         (
             {"arguments": ()},
             "alternate-exchange",
-            "received none but current is the value 'spare' of type 'text'",
+            "received none but current is the value 'spare' of type 'longstr'",
         ),
         (
             {"arguments": fields(alternate_exchange=text("other"))},
             "alternate-exchange",
-            "received the value 'other' of type 'text' but current is the value 'spare' of type 'text'",
+            "received the value 'other' of type 'longstr' but current is the value 'spare' of type 'longstr'",
         ),
     ],
 )

@@ -32,13 +32,13 @@ def _declared(declaration: dict[str, object]) -> QueueRecord:
         (
             {"arguments": fields(x_message_ttl=number(60_001))},
             406,
-            "received the value '60001' of type 'i32' but current is the value '60000' of type 'i32'",
+            "received the value '60001' of type 'signedint' but current is the value '60000' of type 'signedint'",
         ),
         ({"arguments": fields(x_message_ttl=text("60000"))}, 406, "inequivalent arg 'x-message-ttl'"),
         (
             {"arguments": fields(x_message_ttl=number(60_000), x_expires=number(1))},
             406,
-            "inequivalent arg 'x-expires' for queue 'q' in vhost '/': received the value '1' of type 'i32' but",
+            "inequivalent arg 'x-expires' for queue 'q' in vhost '/': received the value '1' of type 'signedint' but",
         ),
         (
             {"arguments": fields(x_message_ttl=number(60_000), x_queue_type=text("quorum"))},
