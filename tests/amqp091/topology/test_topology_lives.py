@@ -268,7 +268,7 @@ class Life:
                 self.write()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_a_life_is_that_of_the_model(seed: int) -> None:
     life = Life(seed)
     life.live()
