@@ -32,6 +32,8 @@ class TopologyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Beside the predeclared ones."""
     max_bindings: int = 200_000
     """Beside those of the default exchange."""
+    max_bytes: int = 512 * 1024 * 1024
+    """Exchanges, bindings and what queues were declared as, as they take in memory, about."""
     max_arguments_bytes: int = 64 * 1024
     """Of one exchange, queue or binding, as they take in memory."""
     max_arguments_depth: int = 16
@@ -59,11 +61,16 @@ def check_name(what: str, name: str) -> None:
         raise precondition_failed(f"{what} '{name.replace(chr(0), '?')}' holds a zero byte", _NAME_RULE)
 
 
+def arguments_bytes(arguments: Arguments) -> int:
+    """As they take in memory."""
+    return properties_bytes(MessageProperties(headers=arguments)) if arguments else 0
+
+
 def check_arguments(what: str, arguments: Arguments, limits: TopologyLimits) -> None:
     """``what``: whose they are, in words. Raises :class:`AmqpError` when they are too many, too deep or no values."""
     if not arguments:
         return
-    size = properties_bytes(MessageProperties(headers=arguments))
+    size = arguments_bytes(arguments)
     if size > limits.max_arguments_bytes:
         raise precondition_failed(
             f"the arguments of {what} take {size} bytes; {limits.max_arguments_bytes} are allowed", _TABLE_RULE

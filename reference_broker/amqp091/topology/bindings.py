@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from assay.reference_broker.amqp091.topology.arguments import Arguments, identity_of
+from assay.reference_broker.amqp091.topology.arguments import Arguments, arguments_bytes, identity_of
+
+_BINDING_BYTES: Final = 1_000
+_WORD_BYTES: Final = 350
+_ARGUMENT_COPIES: Final = 3
+"""As they are, as what makes a binding the same, as what is looked for."""
 
 
 class DestinationKind(StrEnum):
@@ -37,6 +42,12 @@ class Binding(msgspec.Struct, kw_only=True, eq=False):
     def identity(self) -> Hashable:
         """Of the bindings of one source: two with the same are one (queue.bind.duplicates)."""
         return self.destination, self.routing_key, identity_of(self.arguments)
+
+    @property
+    def size_bytes(self) -> int:
+        """As it takes in memory at most, in the tables as well: patterns word by word."""
+        words = self.routing_key.count(".") + 1
+        return _BINDING_BYTES + _WORD_BYTES * words + _ARGUMENT_COPIES * arguments_bytes(self.arguments)
 
     def in_words(self) -> str:
         return f"the binding of {self.destination.kind} '{self.destination.name}' to exchange '{self.source}'"

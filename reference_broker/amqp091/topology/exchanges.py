@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-from assay.reference_broker.amqp091.topology.arguments import Arguments, first_fields
+from assay.reference_broker.amqp091.topology.arguments import Arguments, arguments_bytes, first_fields
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, DestinationKind, Routing
 from assay.reference_broker.amqp091.topology.tables import TABLES, ExchangeKind, Table
 from assay.reference_broker.routing.properties import Kind
@@ -21,6 +21,7 @@ PREDECLARED: Final[dict[str, ExchangeKind]] = {
     "amq.match": ExchangeKind.HEADERS,
 }
 RESERVED_PREFIX: Final = "amq."
+_EXCHANGE_BYTES: Final = 1_500
 _MOST_ROUTES: Final = 10_000
 """Remembered of one exchange."""
 
@@ -81,8 +82,9 @@ class Exchange:
         return Destination(DestinationKind.EXCHANGE, self.name)
 
     @property
-    def is_predeclared(self) -> bool:
-        return self.name == DEFAULT_EXCHANGE or self.name in PREDECLARED
+    def size_bytes(self) -> int:
+        """As it takes in memory, without its bindings."""
+        return _EXCHANGE_BYTES + arguments_bytes(self.arguments)
 
     def remember(self, key: str | None, routing: Routing, length: int, size: int, way: list[Exchange]) -> None:
         """A route from here; ``way``: all exchanges that were asked for it."""

@@ -11,6 +11,7 @@ import msgspec
 from assay.reference_broker.amqp091.topology.arguments import (
     Arguments,
     TopologyLimits,
+    arguments_bytes,
     check_arguments,
     check_name,
     difference,
@@ -55,6 +56,7 @@ from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.routing.remembered import SharedMemory
 
+_QUEUE_BYTES: Final = 800
 QUEUE_DEFAULTS: Final[dict[str, Typed]] = {"x-queue-type": Typed(Kind.TEXT, "classic")}
 """What an argument is where it is not given, for those where that is the same as giving it."""
 
@@ -73,6 +75,11 @@ class QueueRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def destination(self) -> Destination:
         return Destination(DestinationKind.QUEUE, self.name)
+
+    @property
+    def size_bytes(self) -> int:
+        """As it takes in memory."""
+        return _QUEUE_BYTES + arguments_bytes(self.arguments)
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +126,8 @@ class VirtualHost:
         """Exclusive queues by owner."""
         self._bindings_to: dict[Destination, dict[Binding, None]] = {}
         self._binding_count = 0
+        self._bytes = 0
+        """Of all of it but the predeclared exchanges."""
         self._exchanges: dict[str, Exchange] = {}
         self._default = self._make(DEFAULT_EXCHANGE, ExchangeKind.DIRECT, _QueueNames(self._queues))
         for predeclared, kind in PREDECLARED.items():
@@ -131,6 +140,13 @@ class VirtualHost:
     def _make(self, name: str, kind: ExchangeKind, table: _QueueNames | None = None) -> Exchange:
         exchange = self._exchanges[name] = Exchange(name, kind, self._memory, durable=True, table=table)
         return exchange
+
+    def _check_room(self, what: str, size: int) -> None:
+        """Raises :class:`AmqpError` for what would take more memory than there is for a virtual host."""
+        left = self._limits.max_bytes - self._bytes
+        if size > left:
+            text = f"{what} takes {size} bytes, where {left} of {self._limits.max_bytes} are left"
+            raise precondition_failed(text, "connection.open.virtual-host.separation")
 
     def _named(self, kind: str, name: str) -> str:
         return named(kind, name, self.name)
@@ -186,9 +202,14 @@ class VirtualHost:
             internal=internal,
             arguments=arguments,
         )
-        self._exchanges[name] = exchange
+        self._check_room(self._named("exchange", name), exchange.size_bytes)
+        self._put_exchange(exchange)
         self._write_exchange(exchange)
         return exchange
+
+    def _put_exchange(self, exchange: Exchange) -> None:
+        self._exchanges[exchange.name] = exchange
+        self._bytes += exchange.size_bytes
 
     def _checked_kind(self, kind: str) -> ExchangeKind:
         try:
@@ -299,6 +320,7 @@ class VirtualHost:
             if not is_named_by_server:
                 self._check_new_name("queue", name)
             check_arguments(self._named("queue", name), arguments, self._limits)
+            self._check_room(self._named("queue", name), _QUEUE_BYTES + arguments_bytes(arguments))
             return None
         queue = self.find_queue(name, owner=owner)
         if (queue.exclusive_owner is not None) != exclusive:
@@ -327,6 +349,7 @@ class VirtualHost:
 
     def _put_queue(self, queue: QueueRecord) -> None:
         self._queues[queue.name] = queue
+        self._bytes += queue.size_bytes
         self._routes_by_queue[queue.name] = Routing((queue.name,))
         self._default.forget_routes()
 
@@ -335,6 +358,7 @@ class VirtualHost:
         queue = self._queues.pop(name, None)
         if queue is None:
             return Removed()
+        self._bytes -= queue.size_bytes
         del self._routes_by_queue[name]
         self._default.forget_routes()
         if queue.exclusive_owner is not None:
@@ -385,6 +409,7 @@ class VirtualHost:
         if self._binding_count >= self._limits.max_bindings:
             text = f"{binding.in_words()} would be one more than {self._limits.max_bindings} in vhost '{self.name}'"
             raise precondition_failed(text, "queue.bind.binding-count")
+        self._check_room(binding.in_words(), binding.size_bytes)
         self._link(source, binding)
         if source.durable and self._is_durable(destination):
             binding.number = self._journal.next_number()
@@ -405,6 +430,7 @@ class VirtualHost:
         source.table.add(binding)
         self._bindings_to.setdefault(binding.destination, {})[binding] = None
         self._binding_count += 1
+        self._bytes += binding.size_bytes
         source.forget_routes()
 
     def unbind_queue(
@@ -440,6 +466,7 @@ class VirtualHost:
         if not others:
             del self._bindings_to[binding.destination]
         self._binding_count -= 1
+        self._bytes -= binding.size_bytes
         source.forget_routes()
         if binding.number:
             self._journal.delete(binding_key(binding.number))
@@ -460,6 +487,7 @@ class VirtualHost:
                 break
             exchange = doomed.pop()
             del self._exchanges[exchange.name]
+            self._bytes -= exchange.size_bytes
             own = tuple(exchange.bindings.values())
             for binding in own:
                 self._unlink(binding, exchange)
@@ -561,7 +589,7 @@ class VirtualHost:
             arguments=restored_arguments(stored.arguments),
         )
         exchange.was_bound = stored.was_bound
-        self._exchanges[name] = exchange
+        self._put_exchange(exchange)
 
     def restore_queue(self, name: str, stored: StoredQueue) -> None:
         """One that the journal has. Raises :class:`ValueError`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from assay.reference_broker.amqp091.topology import Arguments, Exchange, QueueRecord, Topology, TopologyLimits
-from assay.reference_broker.amqp091.topology.tables import HeadersTable, TopicTable
+from assay.reference_broker.amqp091.topology.tables import DirectTable, HeadersTable, TopicTable
+from assay.reference_broker.amqp091.wire.replies import AmqpError
 from assay.reference_broker.routing.properties import Kind, Typed
-from tests.amqp091.topology.topology_support import fields, host, number, refused, text, texts
+from tests.amqp091.topology.topology_support import VOID, fields, host, number, refused, text, texts
 
 
 def steps_of(exchange: Exchange) -> int:
@@ -128,6 +131,22 @@ def test_patterns_that_are_unbound_leave_no_node() -> None:
     assert table.root.children["a"].children["b"].children == {}
 
 
+def test_tables_keep_nothing_of_what_is_unbound() -> None:
+    vhost = host("q")
+    vhost.declare_exchange("x", "direct")
+    for place in range(20):
+        vhost.bind_queue("q", "amq.direct", f"k{place}")
+        vhost.unbind_queue("q", "amq.direct", f"k{place}")
+        for match in ("all", "any"):
+            arguments = fields(k=number(place), l=VOID, x_match=text(match))
+            vhost.bind_queue("q", "amq.match", "", arguments)
+            vhost.unbind_queue("q", "amq.match", "", arguments)
+        vhost.bind_queue("q", "amq.match", "")
+        vhost.unbind_queue("q", "amq.match", "")
+    assert vars(vhost.exchanges["amq.direct"].table) == vars(DirectTable())
+    assert vars(vhost.exchanges["amq.match"].table) == vars(HeadersTable())
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +175,43 @@ def test_so_many_bindings_and_no_more() -> None:
     assert vhost.bind_queue("q", "amq.direct", "c") is True
     vhost.remove_queue("q")
     assert vhost.bind_exchange("amq.topic", "amq.direct", "d") is True
+
+
+def test_so_much_memory_and_no_more() -> None:
+    limits = TopologyLimits(max_bytes=100_000)
+    vhost = host("q", limits=limits)
+    arguments = fields(k=text("v" * 5_000))
+    acts: dict[str, Callable[[], object]] = {
+        "exchange 'x' in vhost '/'": lambda: vhost.declare_exchange("x", "direct", arguments=arguments),
+        "queue 'p' in vhost '/'": lambda: vhost.check_queue("p", owner=1, arguments=arguments),
+        "the binding of queue 'q' to exchange 'amq.topic'": lambda: vhost.bind_queue(
+            "q", "amq.topic", "a.b", arguments
+        ),
+    }
+    keys = [".".join("a" * count) for count in range(1, 30)]
+    taken = 0
+    for key in keys:
+        try:
+            vhost.bind_queue("q", "amq.topic", key)
+        except AmqpError:
+            break
+        taken += 1
+    assert 10 < taken < 29
+    for what, act in acts.items():
+        code, words, _ = refused(act)
+        assert code == 406
+        assert words.startswith(f"{what} takes ")
+    for _ in range(3):
+        # What goes makes room, each time as much as it took.
+        for key in keys[:taken]:
+            vhost.unbind_queue("q", "amq.topic", key)
+        vhost.declare_exchange("x", "direct", auto_delete=True)
+        vhost.bind_queue("q", "x", "k")
+        vhost.remove_queue("q")
+        vhost.add_queue(QueueRecord(name="q"))
+        for key in keys[:taken]:
+            vhost.bind_queue("q", "amq.topic", key)
+    assert refused(lambda: vhost.bind_queue("q", "amq.topic", keys[taken]))[0] == 406
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "ü" * 128, "a\0b", "\ud800"])
