@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from assay.reference_broker.config_amqp091 import Amqp091Config, amqp091_problems
 from assay.reference_broker.config_listeners import CertificateConfig as CertificateConfig
 from assay.reference_broker.config_listeners import ListenerConfig as ListenerConfig
+from assay.reference_broker.config_listeners import ListenerProtocol as ListenerProtocol
 from assay.reference_broker.config_listeners import TlsConfig as TlsConfig
 from assay.reference_broker.config_listeners import TlsVersion as TlsVersion
 from assay.reference_broker.config_listeners import Transport as Transport
@@ -178,6 +180,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     """Folder of what survives a restart: queues, sessions, retained messages. Empty = all lives in memory."""
     listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
     mqtt: MqttConfig = MqttConfig()
+    amqp091: Amqp091Config = Amqp091Config()
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
@@ -348,6 +351,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     if config.acl is not None:
         problems += rule_problems(config.acl.rules, "acl.rules")
     problems += mqtt_problems(config.mqtt)
+    problems += amqp091_problems(config.amqp091)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import ipaddress
 from enum import StrEnum
 
+import msgspec
+
 from assay.reference_broker.config_mqtt import Section
 
 
 class Transport(StrEnum):
-    """What carries the MQTT bytes of a listener; ``tls`` may protect either."""
+    """What carries the bytes of a listener; ``tls`` may protect either."""
 
     TCP = "tcp"
     WEBSOCKET = "websocket"
+
+
+class ListenerProtocol(StrEnum):
+    """What clients of a listener speak."""
+
+    MQTT = "mqtt"
+    AMQP091 = "amqp091"
+
+
+_PORTS = {ListenerProtocol.MQTT: 1_883, ListenerProtocol.AMQP091: 5_672}
+_USUAL_PORT = -1
 
 
 class TlsVersion(StrEnum):
@@ -62,18 +75,28 @@ class WebSocketConfig(Section, frozen=True, kw_only=True):
 
 class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    port: int = 1883
-    """0 = any free port."""
+    port: int = _USUAL_PORT
+    """0 = any free port. Without one, that of the first protocol: 1883, 5672."""
+    protocols: tuple[ListenerProtocol, ...] = (ListenerProtocol.MQTT,)
+    """Among several, a client's first bytes say which it speaks."""
     max_connections: int = 20_000
     transport: Transport = Transport.TCP
     websocket: WebSocketConfig = WebSocketConfig()
     tls: TlsConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.port == _USUAL_PORT and self.protocols:
+            msgspec.structs.force_setattr(self, "port", _PORTS[self.protocols[0]])
 
 
 def listener_problems(listener: ListenerConfig) -> list[str]:
     """What is wrong with a listener, each with its key."""
     problems: list[str] = []
     websocket, tls = listener.websocket, listener.tls
+    if not listener.protocols or len(set(listener.protocols)) != len(listener.protocols):
+        problems.append("protocols needs at least one, each once")
+    elif listener.transport is Transport.WEBSOCKET and listener.protocols != (ListenerProtocol.MQTT,):
+        problems.append("transport: websocket carries mqtt alone")
     if not websocket.path.startswith("/"):
         problems.append(f"websocket.path must start with '/', not be {websocket.path!r}")
     if not 256 <= websocket.max_handshake_bytes <= 65_536:

@@ -35,6 +35,8 @@ class Compression(StrEnum):
 
 class Ordering(StrEnum):
     NONE = "none"
+    PLACE = "place"
+    """All consumers of a group share all messages; what comes back at once takes its old place among them."""
     PARTITION = "partition"
     """A retried message holds back the later ones of its partition."""
     STRICT = "strict"

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from assay.reference_broker.amqp091.service import AMQP091, Amqp091
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
@@ -63,12 +64,17 @@ class BrokerNode:
         self.config = config
         classes = node_classes(config.quirks)
         self._connection_class = classes.connection
-        self.protocols = {MQTT: WireProtocol(accept=self._accept_mqtt, opens=opens_with_connect), **protocols}
-        """By name; :func:`assay.reference_broker.core.protocols.detect` chooses among those of a listener."""
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
         self.state: MqttBroker = classes.state(config, self.engine, rng, tracer)
         self.state.now = self.state.sys_topics.started_at = now
+        self.amqp091 = Amqp091(self.state)
+        self.protocols = {
+            MQTT: WireProtocol(accept=self._accept_mqtt, opens=opens_with_connect),
+            AMQP091: self.amqp091.protocol,
+            **protocols,
+        }
+        """By name; :func:`assay.reference_broker.core.protocols.detect` chooses among those of a listener."""
         limits = config.limits
         self._arrivals: ArrivalRates | None = None
         if limits.connects_per_s:
@@ -120,8 +126,11 @@ class BrokerNode:
         except RecordError as error:
             message = f"the sessions cannot be read: {error}; move their folder away to start without them"
             raise LogError(message) from error
-        for problem in restore(self.state, SessionJournal(self.state.retained), state, now):
+        journal = SessionJournal(self.state.retained)
+        for problem in restore(self.state, journal, state, now):
             store.note(problem)
+        self.amqp091.restore(records, journal, store.note, now)
+        journal.others.append(self.amqp091.topology)
         return store
 
     @property

@@ -34,6 +34,7 @@ MQTT = "reference_broker.mqtt"
 AMQP091 = "reference_broker.amqp091"
 CONFIG_MQTT = "reference_broker.config_mqtt"
 CONFIG_LISTENERS = "reference_broker.config_listeners"
+CONFIG_AMQP091 = "reference_broker.config_amqp091"
 CONFIG_NUMBERS = "reference_broker.config_numbers"
 CONFIG_QUEUES = "reference_broker.config_queues"
 CONFIG_TENANTS = "reference_broker.config_tenants"
@@ -62,11 +63,12 @@ QUEUE_ROOMS = (
 # Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
-    CONFIG: (CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_NUMBERS, CONFIG_QUEUES, CONFIG_TENANTS, TRACE),
+    CONFIG: (CONFIG_AMQP091, CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_NUMBERS, CONFIG_QUEUES, CONFIG_TENANTS, TRACE),
     CONFIG_NUMBERS: (),
     CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_TENANTS),
     CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
+    CONFIG_AMQP091: (CONFIG_MQTT,),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
@@ -248,6 +250,10 @@ PARTS_OF_ONE = {
     "reference_broker.mqtt.sessions.mqtt_broker": "its parts change it",
     "reference_broker.mqtt.sessions.session": "subscriptions lead to sessions, and sessions have subscriptions",
     "reference_broker.mqtt.connections.inbound": "its lanes go on where it stopped",
+    "reference_broker.amqp091.service": "its connections declare in it",
+    "reference_broker.amqp091.connection": "its channels send by it, and end it",
+    "reference_broker.amqp091.channel": "its halves, and what it declares, answer by it",
+    "reference_broker.amqp091.consuming": "queues tell its consumers of their end, transactions hold settlements",
     "conformance.case": "connections write in the transcript of their case",
     "conformance.amqp091.context": "connections write in the transcript of their case",
     "conformance.engine": "what is booked is an outcome",

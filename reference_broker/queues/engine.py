@@ -291,6 +291,14 @@ class QueueEngine(QueueOperations):
         consumer.credit = credit
         return consumer
 
+    def create_group(self, queue: str, group: str, now: float) -> None:
+        """Let a group begin before it has a consumer: from now on nothing goes before it has settled it.
+
+        Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        self._queue(queue).group(group, "")
+
     def resume(self, consumer: Consumer, now: float) -> None:
         """The consumer has room again."""
         consumer.blocked = False

@@ -97,6 +97,10 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     created_at_ms: int | None = None
     headers: tuple[tuple[str, Typed], ...] = ()
     """A header table; the application properties of AMQP 1.0."""
+    exchange: str | None = None
+    """Of AMQP 0.9.1, by which it came to its queue; None = by the queue's name, or not over AMQP 0.9.1."""
+    routing_key: str | None = None
+    """As its publisher gave it to that exchange."""
     sections: tuple[tuple[str, bytes], ...] = ()
     """Sections of AMQP 1.0 that the broker does not read, by name, as their bytes are: the bare message among them."""
 
@@ -199,7 +203,14 @@ def properties_bytes(properties: MessageProperties) -> int:
     size = sum([_value_bytes(value) for value in _values_of(properties)])
     size += sum([_VALUE_BYTES + 4 * len(name) for name, _ in properties.headers])
     size += sum([_VALUE_BYTES + 4 * len(name) + len(data) for name, data in properties.sections])
-    texts = (properties.content_encoding, properties.kind, properties.app_id, properties.user_id)
+    texts = (
+        properties.content_encoding,
+        properties.kind,
+        properties.app_id,
+        properties.user_id,
+        properties.exchange,
+        properties.routing_key,
+    )
     return size + sum([_VALUE_BYTES + 4 * len(text) for text in texts if text is not None])
 
 

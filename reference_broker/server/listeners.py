@@ -7,7 +7,7 @@ import ipaddress
 
 import msgspec
 
-from assay.reference_broker.config import ListenerConfig, Transport, is_loopback
+from assay.reference_broker.config import ListenerConfig, ListenerProtocol, Transport, is_loopback
 from assay.reference_broker.server.tcp import LINGER_S, NodeDriver, SocketProtocol
 from assay.reference_broker.server.tls import server_context
 from assay.reference_broker.server.websocket_layer import WebSocketLayer
@@ -18,13 +18,14 @@ _SCHEMES = {
     (Transport.WEBSOCKET, False): "ws",
     (Transport.WEBSOCKET, True): "wss",
 }
+_AMQP_SCHEMES = {False: "amqp", True: "amqps"}
 
 
 class ListenerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a listener listens."""
 
     scheme: str
-    """``mqtt``, ``mqtts``, ``ws`` or ``wss``."""
+    """``mqtt``, ``mqtts``, ``ws``, ``wss``, ``amqp`` or ``amqps``: of the first protocol."""
     host: str
     port: int
     path: str = ""
@@ -52,7 +53,13 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
     named = tls is not None and tls.use_certificate_name_as_username
 
     def plain() -> SocketProtocol:
-        return SocketProtocol(driver, loopback=loopback, limit=listener.max_connections, name_from_certificate=named)
+        return SocketProtocol(
+            driver,
+            loopback=loopback,
+            limit=listener.max_connections,
+            name_from_certificate=named,
+            protocols=tuple(each.value for each in listener.protocols),
+        )
 
     def framed() -> asyncio.Protocol:
         unread_bytes = driver.node.config.mqtt.max_unread_bytes
@@ -70,4 +77,6 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
         handshake_timeout_s=tls.handshake_timeout_s if tls is not None else None,
     )
     scheme = _SCHEMES[listener.transport, tls is not None]
+    if listener.protocols[0] is ListenerProtocol.AMQP091:
+        scheme = _AMQP_SCHEMES[tls is not None]
     return ListenerAddress(scheme=scheme, host=host, port=port, path=listener.websocket.path if websocket else "")

@@ -160,6 +160,10 @@ class Journal:
         self.newest_number += 1
         return self.newest_number
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._changes)
+
     def take_changes(self) -> list[Change]:
         """In the order of the last change of each; they are as good as written."""
         changes, self._changes = self._changes, {}

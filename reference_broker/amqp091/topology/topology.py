@@ -47,6 +47,11 @@ class Topology:
             found = self.vhosts[name] = VirtualHost(name, self._limits, self._memory, self._journal)
         return found
 
+    @property
+    def has_changes(self) -> bool:
+        """Something is to be written."""
+        return self._journal.has_changes
+
     def take_changes(self) -> list[Change]:
         """Records that a turn changed, None for what is deleted; to be written as a whole."""
         return self._journal.take_changes()

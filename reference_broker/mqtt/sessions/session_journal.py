@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from assay.reference_broker.mqtt.sessions.session_records import (
     ENTRY,
@@ -41,6 +41,16 @@ Change = tuple[bytes, bytes | None]
 _Numbered = tuple[int, bool, Change]
 """A retained message with its number, or a subscription (True) with that of the last that is due to it: the order of
 their records tells which messages those are."""
+
+
+class Recorder(Protocol):
+    """Another protocol's part of the same log, under keys of its own."""
+
+    @property
+    def has_changes(self) -> bool: ...
+
+    def take_changes(self) -> list[Change]:
+        """What changed since they were taken."""
 
 
 class Entry:
@@ -322,6 +332,8 @@ class SessionJournal:
         """Grows with every write; what a connection sends may depend on it."""
         self.touches = 0
         """Grows with every change: who compares it before and after learns whether there was one."""
+        self.others: list[Recorder] = []
+        """What else is written with the changes of a turn."""
         self._retained = retained
         retained.on_change = self.retained_changed
         self._retained_topics: dict[str, None] = {}
@@ -334,7 +346,9 @@ class SessionJournal:
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._dirty or self._retained_topics or self._deleted)
+        return bool(self._dirty or self._retained_topics or self._deleted) or any(
+            other.has_changes for other in self.others
+        )
 
     def touched(self, kept: KeptSession) -> None:
         """A session changed."""
@@ -407,6 +421,8 @@ class SessionJournal:
             kept.collect_rest(rest, numbered)
         changes += [change for _number, _is_due, change in sorted(numbered, key=itemgetter(0, 1))]
         changes += rest
+        for other in self.others:
+            changes += other.take_changes()
         if not changes:
             return []
         self.turn += 1

@@ -11,6 +11,7 @@ key       value                                       what it is
 ``i`` c p empty                                       packet id p was received as QoS 2 and not yet released
 ``m`` n   :class:`StoredMessage`                      a message that entries of several sessions share
 ``r`` t   :class:`StoredMessage`                      the retained message of topic t
+``a`` ... of another protocol                         exchanges, queues and bindings of AMQP
 ``t``     offsets, the store's own                    a turn of several batches begins
 ========  ==========================================  =====================================================
 
@@ -37,6 +38,8 @@ PROGRESS = b"p"
 INBOUND = b"i"
 SHARED_MESSAGE = b"m"
 RETAINED = b"r"
+OTHERS = b"a"
+"""What other protocols write, and read themselves."""
 
 
 class RecordError(ValueError):
@@ -211,7 +214,7 @@ def read_state(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -
         raise RecordError(message)
     state = StoredState()
     for key, value in records.items():
-        if key == VERSION_KEY:
+        if key == VERSION_KEY or key[:1] == OTHERS:
             continue
         try:
             _read_record(state, key[:1], key[1:], value)

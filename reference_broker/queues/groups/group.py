@@ -360,7 +360,7 @@ class ConsumerGroup(GroupState):
         if reason is not None and not self.keeps_exhausted:
             self.dead_letter(entry, reason, now, on_done)
             return
-        entry.deadline = due
+        entry.deadline = due if due > now else self.ready_since(due)
         self.log.expire(entry.place.number, entry.offset, int(due * 1000))
         self.confirm_when_written(on_done)
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
@@ -373,7 +373,7 @@ class ConsumerGroup(GroupState):
         """
         self.release(entry)
         entry.released = True
-        entry.deadline = now
+        entry.deadline = self.ready_since(now)
         if entry.delivery_count > 1:
             count = entry.logged_count
             self.log.claim(entry.place.number, entry.offset, entry.last_consumer, int(now * 1000), count)

@@ -45,7 +45,9 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         entry.claimed_at = entry.first_delivered_at = seconds_of(record.claimed_at_ms)
         due_at = record.due_at_ms / 1000
         # No longer than it was to wait when it was set: the clock may have been set back since.
-        entry.deadline = now if record.consumer else min(due_at, now + max(0.0, due_at - entry.claimed_at))
+        entry.deadline = (
+            group.ready_since(now) if record.consumer else min(due_at, now + max(0.0, due_at - entry.claimed_at))
+        )
         entry.last_consumer = record.consumer
         place.pending[record.offset] = entry
         group.unsettled += 1

@@ -56,7 +56,8 @@ class GroupState(SyncPoint, ABC):
         self.group_id = group_id
         self.log = log
         self.agenda = agenda
-        self.ordered = config.ordering is not Ordering.NONE
+        self.ordered = config.ordering in (Ordering.PARTITION, Ordering.STRICT)
+        self._keeps_places = config.ordering is Ordering.PLACE
         self.consumers: dict[str, Consumer] = {}
         self.counts = GroupCounts()
         self.unsettled = 0
@@ -81,6 +82,10 @@ class GroupState(SyncPoint, ABC):
         for place in self.places:
             if place.partition.lanes is not None:
                 self.open_lanes(place)
+
+    def ready_since(self, now: float) -> float:
+        """What counts as the time at which what comes back at once was ready: that decides who is delivered first."""
+        return 0.0 if self._keeps_places else now
 
     @abstractmethod
     def pass_time(self, now: float) -> None:

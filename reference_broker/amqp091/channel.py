@@ -1,0 +1,308 @@
+"""One channel: its methods in order, and the content that belongs to them (sec.2.3.5.2, 4.2.6)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
+from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.topology import VirtualHost
+from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
+from assay.reference_broker.amqp091.wire.frames import FrameType
+from assay.reference_broker.amqp091.wire.methods import Method, decode_method
+from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.trace.schema import TraceKind
+
+if TYPE_CHECKING:
+    from assay.reference_broker.amqp091.connection import AmqpConnection
+    from assay.reference_broker.amqp091.service import Amqp091
+
+_REPLIES: Final = {
+    QueueErrorCode.UNKNOWN_QUEUE: Reply.NOT_FOUND,
+    QueueErrorCode.BAD_ADDRESS: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.BAD_OPTION: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.EXISTS: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.IN_USE: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.NOT_ALLOWED: Reply.ACCESS_REFUSED,
+    QueueErrorCode.TOO_LARGE: Reply.CONTENT_TOO_LARGE,
+    QueueErrorCode.FULL: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.QUOTA: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.LIMIT: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.NOT_PENDING: Reply.PRECONDITION_FAILED,
+}
+"""What the engine refuses, as a reply; the rest is an internal error."""
+
+
+def reply_to(error: QueueError) -> AmqpError:
+    """What a client is told of what the engine refused."""
+    return AmqpError(_REPLIES.get(error.code, Reply.INTERNAL_ERROR), error.text)
+
+
+class _Content:
+    """What is coming of a publish."""
+
+    __slots__ = ("left", "method", "parts", "properties", "size", "values")
+
+    def __init__(self, method: Method, values: list[Any]) -> None:
+        self.method = method
+        self.values = values
+        self.properties: BasicProperties | None = None
+        self.parts: list[bytes] = []
+        self.size = self.left = 0
+
+
+class Channel:
+    """See the module's docstring."""
+
+    def __init__(self, connection: AmqpConnection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.last_queue = ""
+        """The queue that an empty name stands for: the last one declared on the channel."""
+        self.is_closing = False
+        """``close`` was sent: all but ``close-ok`` is passed over (channel.close.stability)."""
+        self.publishing = Publishing(self)
+        self.consuming = Consuming(self)
+        self._content: _Content | None = None
+        self._waiting: deque[tuple[int, bytes]] | None = None
+        """Frames that came while a method's answer waits for the engine."""
+
+    @property
+    def vhost(self) -> VirtualHost:
+        vhost = self.connection.vhost
+        assert vhost is not None
+        return vhost
+
+    @property
+    def service(self) -> Amqp091:
+        return self.connection.service
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_closing and self.connection.channels.get(self.number) is self
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def on_frame(self, kind: int, payload: bytes, now: float) -> None:
+        """Raises :class:`AmqpError` for what ends the connection; what ends the channel alone does."""
+        if self._waiting is not None:
+            self._waiting.append((kind, payload))
+            self.connection.count_waiting(len(payload))
+            return
+        if self.is_closing:
+            self._on_frame_while_closing(kind, payload)
+            return
+        try:
+            self._on_frame(kind, payload, now)
+        except AmqpError as error:
+            if error.hard:
+                raise
+            self.fail(error, now)
+
+    def _on_frame(self, kind: int, payload: bytes, now: float) -> None:
+        content = self._content
+        if kind == FrameType.METHOD:
+            if content is not None:
+                raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6")
+            method, values = decode_method(payload)
+            self._on_method(method, values, now)
+        elif kind == FrameType.HEARTBEAT:
+            raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule="sec.4.2.7")
+        elif content is None:
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6")
+        elif kind == FrameType.HEADER:
+            self._on_header(content, payload, now)
+        else:
+            self._on_body(content, payload, now)
+
+    def _on_header(self, content: _Content, payload: bytes, now: float) -> None:
+        if content.properties is not None:
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "a second content header", rule="sec.4.2.6")
+        size, content.properties = decode_header(payload)
+        most = self.connection.config.max_message_bytes
+        if size > most:
+            text = f"a message of {size} bytes, where {most} are the most"
+            raise AmqpError(Reply.CONTENT_TOO_LARGE, text)
+        content.size = content.left = size
+        if not size:
+            self._on_content(content, now)
+
+    def _on_body(self, content: _Content, payload: bytes, now: float) -> None:
+        if content.properties is None:
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "a body without a content header", rule="sec.4.2.6")
+        content.left -= len(payload)
+        if content.left < 0:
+            text = f"a body of more than the {content.size} bytes that its header announced"
+            raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.6.bad-content")
+        content.parts.append(payload)
+        if not content.left:
+            self._on_content(content, now)
+
+    def _on_content(self, content: _Content, now: float) -> None:
+        self._content = None
+        parts = content.parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        assert content.properties is not None
+        with _Explained(content.method):
+            self.publishing.publish(*[*content.values, content.properties, body, now])
+
+    # -- methods -----------------------------------------------------------------------------------------------------
+
+    def _on_method(self, method: Method, values: list[Any], now: float) -> None:
+        if method.has_content and not method.is_reply:
+            self._content = _Content(method, values)
+            return
+        handler = HANDLERS.get(method.name)
+        with _Explained(method):
+            if handler is None:
+                code = Reply.CHANNEL_ERROR if method.name == "channel.open" else Reply.COMMAND_INVALID
+                raise AmqpError(code, f"{method.name} on an open channel", rule="channel.open.state", hard=True)
+            handler(self, *values, now)
+
+    def fail(self, error: AmqpError, now: float) -> None:
+        """Close the channel: the client is told why, and what comes until it answers is passed over."""
+        connection = self.connection
+        if connection.broker.tracer is not None:
+            detail: dict[str, str | int] = {"client_id": connection.client_id, "detail": str(error)}
+            connection.broker.tracer(TraceKind.PROTOCOL_ERROR, detail)
+        self.publishing.flush()
+        self.send("channel.close", int(error.code), str(error), error.class_id, error.method_id)
+        self.is_closing = True
+        self.end(now)
+
+    def _on_frame_while_closing(self, kind: int, payload: bytes) -> None:
+        if kind != FrameType.METHOD:
+            return
+        try:
+            method, _ = decode_method(payload)
+        except AmqpError:
+            return
+        if method.name == "channel.close":
+            self.send("channel.close-ok")
+        if method.name in ("channel.close", "channel.close-ok"):
+            self.connection.channels.pop(self.number, None)
+
+    # -- answers that wait -------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """It is answered."""
+        waiting, self._waiting = self._waiting, None
+        connection = self.connection
+        while waiting and connection.channels.get(self.number) is self:
+            kind, payload = waiting.popleft()
+            connection.count_waiting(-len(payload))
+            try:
+                self.on_frame(kind, payload, connection.broker.now)
+            except AmqpError as error:
+                connection.fail(error, connection.broker.now)
+                return
+            self._wait_behind(waiting)
+
+    def _wait_behind(self, frames: deque[tuple[int, bytes]]) -> None:
+        """If the last one waits for the engine as well, the others wait behind it."""
+        if self._waiting is not None:
+            self._waiting.extend(frames)
+            frames.clear()
+
+    def answer_later(self) -> Callable[..., None]:
+        """What to call with the answer, a method and its arguments; meanwhile no frame of the channel is handled.
+
+        An answer of None sends nothing; an :class:`AmqpError` closes the channel.
+        """
+        self._waiting = deque()
+
+        def answered(name: str | AmqpError | None, *values: Any) -> None:
+            if self.is_open:
+                if isinstance(name, AmqpError):
+                    self._waiting = None
+                    self.fail(name, self.connection.broker.now)
+                    return
+                if name is not None:
+                    self.send(name, *values)
+            self._go_on()
+
+        return answered
+
+    # -- output and end ------------------------------------------------------------------------------------------------
+
+    def send(self, name: str, *values: Any) -> None:
+        self.connection.send_method(self.number, name, *values)
+
+    def end(self, now: float) -> None:
+        """Let go of consumers and of what they hold; what is not committed does not count."""
+        self._content = None
+        self._waiting = None
+        self.publishing.end()
+        self.consuming.end(now)
+
+
+class _Explained:
+    """What goes wrong in a method names it; what the engine refuses becomes a reply."""
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, QueueError):
+            told = reply_to(error)
+        elif isinstance(error, AmqpError):
+            told = error
+        else:
+            return
+        told.class_id, told.method_id = self._method.class_id, self._method.method_id
+        if told is not error:
+            raise told from error
+
+
+def _close(channel: Channel, _code: int, _text: str, _class_id: int, _method_id: int, now: float) -> None:
+    channel.publishing.flush()
+    channel.end(now)
+    channel.connection.channels.pop(channel.number, None)
+    channel.send("channel.close-ok")
+
+
+def _close_ok(_channel: Channel, _now: float) -> None:
+    """An answer to nothing."""
+
+
+def _flow(channel: Channel, active: bool, _now: float) -> None:
+    channel.consuming.flow(active=active)
+    channel.send("channel.flow-ok", active)
+
+
+def _flow_ok(_channel: Channel, _active: bool, _now: float) -> None:
+    """The broker asks for none."""
+
+
+HANDLERS: Final[dict[str, Callable[..., None]]] = {
+    "channel.close": _close,
+    "channel.close-ok": _close_ok,
+    "channel.flow": _flow,
+    "channel.flow-ok": _flow_ok,
+    **DECLARATIONS,
+    "basic.qos": lambda channel, *values: channel.consuming.qos(*values),
+    "basic.consume": lambda channel, *values: channel.consuming.consume(*values),
+    "basic.cancel": lambda channel, *values: channel.consuming.cancel(*values),
+    "basic.cancel-ok": lambda _channel, _tag, _now: None,
+    "basic.get": lambda channel, *values: channel.consuming.get(*values),
+    "basic.ack": lambda channel, *values: channel.consuming.ack(*values),
+    "basic.nack": lambda channel, *values: channel.consuming.nack(*values),
+    "basic.reject": lambda channel, *values: channel.consuming.reject(*values),
+    "basic.recover": lambda channel, *values: channel.consuming.recover(*values),
+    "basic.recover-async": lambda channel, *values: channel.consuming.recover_async(*values),
+    "confirm.select": lambda channel, *values: channel.publishing.select_confirms(*values),
+    "tx.select": lambda channel, *values: channel.publishing.select_tx(*values),
+    "tx.commit": lambda channel, *values: channel.publishing.commit(*values),
+    "tx.rollback": lambda channel, *values: channel.publishing.rollback(*values),
+}
+"""By method: what a client may ask for on an open channel."""

@@ -1,0 +1,197 @@
+"""The methods of the classes exchange and queue."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.topology import QueueRecord, stripped
+from assay.reference_broker.amqp091.wire.fields import Table
+from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues import QueueError
+
+if TYPE_CHECKING:
+    from assay.reference_broker.amqp091.channel import Channel
+
+GENERATED: Final = "amq.gen-"
+
+
+def exchange_declare(
+    channel: Channel,
+    exchange: str,
+    kind: str,
+    passive: bool,
+    durable: bool,
+    auto_delete: bool,
+    internal: bool,
+    no_wait: bool,
+    arguments: Table,
+    _now: float,
+) -> None:
+    name = stripped(exchange)
+    if not passive:
+        rights.check_exchange(channel.connection, name)
+    channel.vhost.declare_exchange(
+        name,
+        kind,
+        passive=passive,
+        durable=durable,
+        auto_delete=auto_delete,
+        internal=internal,
+        arguments=arguments,
+    )
+    _changed(channel, no_wait, "exchange.declare-ok")
+
+
+def exchange_delete(channel: Channel, exchange: str, if_unused: bool, no_wait: bool, _now: float) -> None:
+    name = stripped(exchange)
+    rights.check_exchange(channel.connection, name)
+    channel.vhost.delete_exchange(name, if_unused=if_unused)
+    _changed(channel, no_wait, "exchange.delete-ok")
+
+
+def exchange_bind(
+    channel: Channel, destination: str, source: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+) -> None:
+    rights.check_exchange(channel.connection, stripped(destination))
+    rights.check_exchange(channel.connection, stripped(source), read=True)
+    channel.vhost.bind_exchange(stripped(destination), stripped(source), routing_key, arguments)
+    _changed(channel, no_wait, "exchange.bind-ok")
+
+
+def exchange_unbind(
+    channel: Channel, destination: str, source: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+) -> None:
+    rights.check_exchange(channel.connection, stripped(destination))
+    rights.check_exchange(channel.connection, stripped(source), read=True)
+    channel.vhost.unbind_exchange(stripped(destination), stripped(source), routing_key, arguments)
+    _changed(channel, no_wait, "exchange.unbind-ok")
+
+
+def queue_declare(
+    channel: Channel,
+    queue: str,
+    passive: bool,
+    durable: bool,
+    exclusive: bool,
+    auto_delete: bool,
+    no_wait: bool,
+    arguments: Table,
+    now: float,
+) -> None:
+    connection, service = channel.connection, channel.service
+    name = stripped(queue)
+    by_server = not name and not passive
+    if by_server:
+        name = GENERATED + base64.urlsafe_b64encode(connection.broker.rng.randbytes(16)).decode().rstrip("=")
+    elif not name:
+        name = named_queue(channel, name)
+    if not passive:
+        rights.check_queue(connection, name, read=False)
+    record = QueueRecord(
+        name=name,
+        durable=durable and not exclusive,
+        exclusive_owner=connection if exclusive else None,
+        auto_delete=auto_delete,
+        arguments=arguments,
+    )
+    service.declare(channel.vhost, record, owner=connection, passive=passive, by_server=by_server, now=now)
+    channel.last_queue = name
+    consumers = service.consumer_count(channel.vhost, name)
+    _changed(channel, no_wait, "queue.declare-ok", name, service.ready_count(channel.vhost, name), consumers)
+
+
+def queue_bind(
+    channel: Channel, queue: str, exchange: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+) -> None:
+    connection = channel.connection
+    name = named_queue(channel, queue)
+    key = routing_key if queue or routing_key else name
+    rights.check_queue(connection, name, read=False)
+    rights.check_exchange(connection, stripped(exchange), read=True)
+    channel.service.find(channel.vhost, name, connection)
+    channel.vhost.bind_queue(name, stripped(exchange), key, arguments, owner=connection)
+    _changed(channel, no_wait, "queue.bind-ok")
+
+
+def queue_unbind(channel: Channel, queue: str, exchange: str, routing_key: str, arguments: Table, _now: float) -> None:
+    connection = channel.connection
+    name = named_queue(channel, queue)
+    rights.check_queue(connection, name, read=False)
+    rights.check_exchange(connection, stripped(exchange), read=True)
+    channel.vhost.unbind_queue(name, stripped(exchange), routing_key, arguments, owner=connection)
+    _changed(channel, False, "queue.unbind-ok")
+
+
+def queue_purge(channel: Channel, queue: str, no_wait: bool, now: float) -> None:
+    connection = channel.connection
+    name = named_queue(channel, queue)
+    rights.check_queue(connection, name, read=True)
+    channel.service.find(channel.vhost, name, connection)
+    answer = channel.answer_later()
+
+    def purged(found: int | QueueError) -> None:
+        if isinstance(found, QueueError):
+            answer(AmqpError(Reply.INTERNAL_ERROR, found.text))
+        elif no_wait:
+            answer(None)
+        else:
+            answer("queue.purge-ok", found)
+
+    connection.broker.engine.purge_queue(channel.service.engine_name(channel.vhost, name), now, purged)
+
+
+def queue_delete(channel: Channel, queue: str, if_unused: bool, if_empty: bool, no_wait: bool, now: float) -> None:
+    connection, service, vhost = channel.connection, channel.service, channel.vhost
+    name = named_queue(channel, queue)
+    rights.check_queue(connection, name, read=False)
+    if not service.exists(vhost, name):
+        # RabbitMQ and its followers; the standard's own text wants 404 (queue.delete).
+        _changed(channel, no_wait, "queue.delete-ok", 0)
+        return
+    record = service.find(vhost, name, connection)
+    ready = service.ready_count(vhost, name)
+    where = f"queue '{name[:80]}' in vhost '{vhost.name}'"
+    if if_unused and service.consumer_count(vhost, name):
+        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} in use", rule="queue.delete.if-unused")
+    if if_empty and ready:
+        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} not empty", rule="queue.delete.if-empty")
+    answer = channel.answer_later()
+
+    def deleted() -> None:
+        connection.note_topology()
+        if no_wait:
+            answer(None)
+        else:
+            answer("queue.delete-ok", ready)
+
+    service.delete(vhost, record, now, deleted)
+
+
+def named_queue(channel: Channel, queue: str) -> str:
+    """The queue that a name stands for; none stands for the last one declared on the channel (queue.bind, ...)."""
+    name = stripped(queue) or channel.last_queue
+    if not name:
+        raise AmqpError(Reply.NOT_FOUND, "no queue was declared on this channel", rule="queue.bind.queue-known")
+    return name
+
+
+def _changed(channel: Channel, no_wait: bool, name: str, *values: object) -> None:
+    channel.connection.note_topology()
+    if not no_wait:
+        channel.send(name, *values)
+
+
+HANDLERS: Final[dict[str, Callable[..., None]]] = {
+    "exchange.declare": exchange_declare,
+    "exchange.delete": exchange_delete,
+    "exchange.bind": exchange_bind,
+    "exchange.unbind": exchange_unbind,
+    "queue.declare": queue_declare,
+    "queue.bind": queue_bind,
+    "queue.unbind": queue_unbind,
+    "queue.purge": queue_purge,
+    "queue.delete": queue_delete,
+}

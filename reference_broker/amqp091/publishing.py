@@ -1,0 +1,255 @@
+"""What a channel publishes: routes, returns, confirms, transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.messages import message_from
+from assay.reference_broker.amqp091.topology import stripped
+from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
+from assay.reference_broker.amqp091.wire.frames import content_frames
+from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues import QueueAddress, QueueError
+from assay.reference_broker.routing.message import Message, memory_bytes
+
+if TYPE_CHECKING:
+    from assay.reference_broker.amqp091.channel import Channel
+    from assay.reference_broker.amqp091.consuming import Settlement
+
+_SHAPE: Final = "sec.2.1.tx"
+
+
+class _Publish:
+    """One publish on its way to its queues."""
+
+    __slots__ = ("failed", "left", "tag")
+
+    def __init__(self, tag: int, left: int) -> None:
+        self.tag = tag
+        self.left = left
+        self.failed = False
+
+
+class _Transaction:
+    """What is done at the commit."""
+
+    __slots__ = ("publishes", "settlements", "size")
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[Message, tuple[str, ...]]] = []
+        self.settlements: list[Settlement] = []
+        self.size = 0
+
+
+class Publishing:
+    """The publishing half of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._confirms = False
+        self._transaction: _Transaction | None = None
+        self._next_tag = 1
+        self._floor = 1
+        """All before it are answered."""
+        self._beyond: set[int] = set()
+        """Tags above it that are answered."""
+        self._answered: dict[int, bool] = {}
+        """Tags that are decided and not answered yet, and whether they failed."""
+
+    # -- publishes -------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        mandatory: bool,
+        immediate: bool,
+        properties: BasicProperties,
+        body: bytes,
+        now: float,
+    ) -> None:
+        """Raises :class:`AmqpError`."""
+        channel = self._channel
+        connection = channel.connection
+        if immediate:
+            raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
+        name = stripped(exchange)
+        if name:
+            rights.check_exchange(connection, name, routing_key=routing_key)
+        else:
+            rights.check_queue(connection, routing_key, read=False)
+        user = properties.user_id
+        if user is not None and user != connection.asserted_name:
+            text = f"user_id property set to '{user[:80]}' but authenticated user was '{connection.asserted_name[:80]}'"
+            raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
+        vhost = channel.vhost
+        if not name and routing_key not in vhost.queues and channel.service.exists(vhost, routing_key):
+            channel.service.find(vhost, routing_key, connection)
+        queues = vhost.route(name, routing_key, properties.headers or ()).queues
+        message = message_from(properties, body, name, routing_key, connection.client_id, now)
+        tag = 0
+        if self._confirms:
+            tag = self._next_tag
+            self._next_tag += 1
+        if not queues:
+            if mandatory:
+                self._return(name, routing_key, properties, body)
+            if tag:
+                self._answer(tag, failed=False)
+            return
+        transaction = self._transaction
+        if transaction is not None:
+            self._check_room(transaction, memory_bytes(message))
+            transaction.publishes.append((message, queues))
+            return
+        self._enqueue(message, queues, _Publish(tag, len(queues)), now)
+
+    def _enqueue(self, message: Message, queues: tuple[str, ...], publish: _Publish, now: float) -> None:
+        channel = self._channel
+        connection = channel.connection
+        broker = connection.broker
+
+        def confirmed(error: QueueError | None) -> None:
+            connection.confirmed()
+            publish.left -= 1
+            if error is not None:
+                publish.failed = True
+            if not publish.left and publish.tag:
+                self._answer(publish.tag, failed=publish.failed)
+
+        for queue in queues:
+            address = QueueAddress(queue=channel.service.engine_name(channel.vhost, queue))
+            connection.unconfirmed += 1
+            broker.enqueue(address, message, None, connection, now, confirmed)
+            if broker.engine.is_pressed(address):
+                connection.press()
+
+    def _return(self, exchange: str, routing_key: str, properties: BasicProperties, body: bytes) -> None:
+        """basic.publish.mandatory.01"""
+        channel = self._channel
+        channel.send("basic.return", int(Reply.NO_ROUTE), "NO_ROUTE", exchange, routing_key)
+        header = encode_header(len(body), properties)
+        connection = channel.connection
+        connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
+
+    # -- confirms ----------------------------------------------------------------------------------------------------
+
+    def select_confirms(self, no_wait: bool, _now: float) -> None:
+        if self._transaction is not None:
+            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", rule=_SHAPE)
+        self._confirms = True
+        if not no_wait:
+            self._channel.send("confirm.select-ok")
+
+    def _answer(self, tag: int, *, failed: bool) -> None:
+        self._answered[tag] = failed
+        self._channel.connection.flush_later(self._channel)
+
+    def flush(self) -> None:
+        """End of a turn: what is decided is answered, as many at once as come one after the other."""
+        answered, beyond = self._answered, self._beyond
+        if not answered or not self._channel.is_open:
+            return
+        channel = self._channel
+        floor = last = self._floor
+        up_to = 0
+        while True:
+            if answered.get(last) is False:
+                del answered[last]
+                up_to = last
+            elif last in beyond:
+                beyond.discard(last)
+            else:
+                break
+            last += 1
+        self._floor = last
+        if up_to:
+            channel.send("basic.ack", up_to, up_to > floor)
+        for tag, failed in sorted(answered.items()):
+            if failed:
+                channel.send("basic.nack", tag, False, False)
+            else:
+                channel.send("basic.ack", tag, False)
+        beyond |= answered.keys()
+        answered.clear()
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    @property
+    def transaction(self) -> _Transaction | None:
+        """The open one."""
+        return self._transaction
+
+    def _check_room(self, transaction: _Transaction, size: int) -> None:
+        limits = self._channel.connection.broker.config.queues.transactions
+        count = len(transaction.publishes) + len(transaction.settlements)
+        if count >= limits.max_messages or transaction.size + size > limits.max_bytes:
+            raise AmqpError(Reply.RESOURCE_ERROR, "the transaction is too large", rule=_SHAPE)
+        transaction.size += size
+
+    def settle_later(self, settlement: Settlement) -> None:
+        """A settlement within the transaction."""
+        assert self._transaction is not None
+        self._check_room(self._transaction, 0)
+        self._transaction.settlements.append(settlement)
+
+    def select_tx(self, _now: float) -> None:
+        if self._confirms:
+            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", rule=_SHAPE)
+        if self._transaction is None:
+            self._transaction = _Transaction()
+        self._channel.send("tx.select-ok")
+
+    def _taken(self) -> _Transaction:
+        transaction = self._transaction
+        if transaction is None:
+            raise AmqpError(Reply.PRECONDITION_FAILED, "channel is not transactional", rule="tx.commit.transacted")
+        self._transaction = _Transaction()
+        return transaction
+
+    def commit(self, now: float) -> None:
+        transaction = self._taken()
+        answer = self._channel.answer_later()
+        left = 1
+        failure: QueueError | None = None
+
+        def done(error: QueueError | None) -> None:
+            nonlocal left, failure
+            left -= 1
+            failure = failure or error
+            if left:
+                return
+            if failure is None:
+                answer("tx.commit-ok")
+            else:
+                answer(AmqpError(Reply.PRECONDITION_FAILED, f"not all could be stored: {failure.text}", rule=_SHAPE))
+
+        channel = self._channel
+        for message, queues in transaction.publishes:
+            left += len(queues)
+            for queue in queues:
+                address = QueueAddress(queue=channel.service.engine_name(channel.vhost, queue))
+                channel.connection.broker.enqueue(address, message, None, channel.connection, now, done)
+        for settlement in transaction.settlements:
+            left += 1
+            channel.consuming.carry_out(settlement, now, done)
+        done(None)
+
+    def rollback(self, _now: float) -> None:
+        transaction = self._taken()
+        self._channel.consuming.take_back(transaction.settlements)
+        self._channel.send("tx.rollback-ok")
+
+    def end(self) -> None:
+        """The channel is over: nothing is answered any more."""
+        self._answered.clear()
+        if self._transaction is not None:
+            self._transaction = _Transaction()
+
+
+def header_of(size: int, properties: BasicProperties) -> bytes:
+    """A content header."""
+    if properties is NONE:
+        return b"\x00\x3c\x00\x00%b\x00\x00" % size.to_bytes(8, "big")
+    return encode_header(size, properties)

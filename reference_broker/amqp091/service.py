@@ -1,0 +1,238 @@
+"""AMQP 0.9.1 of one node: its virtual hosts, who uses which queue, and what makes its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from assay.reference_broker.amqp091.connection import AmqpConnection
+from assay.reference_broker.amqp091.names import GROUP, engine_name
+from assay.reference_broker.amqp091.queue_settings import QueueArguments, parse_arguments, settings_of
+from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost
+from assay.reference_broker.amqp091.wire.frames import OPENING
+from assay.reference_broker.amqp091.wire.replies import AmqpError
+from assay.reference_broker.core.broker import Broker
+from assay.reference_broker.core.protocols import Arrival, WireProtocol
+from assay.reference_broker.core.tenant import Tenant
+from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+
+if TYPE_CHECKING:
+    from assay.reference_broker.amqp091.consuming import AmqpConsumer
+
+AMQP091: Final = "amqp091"
+DEFAULT_VHOST: Final = "/"
+
+
+def opens(opening: bytes) -> bool | None:
+    """See :class:`WireProtocol`."""
+    if len(opening) < len(OPENING) and OPENING.startswith(opening):
+        return None
+    return opening.startswith(OPENING)
+
+
+class Journal(Protocol):
+    """What writes down the changes of a turn."""
+
+    turn: int
+    """Grows with every write."""
+
+
+class QueueUse:
+    """Who consumes from one queue over AMQP, and what ends it."""
+
+    __slots__ = ("arguments", "consumers", "expiry", "had_consumer", "is_exclusive", "used_at")
+
+    def __init__(self, arguments: QueueArguments, now: float) -> None:
+        self.arguments = arguments
+        self.consumers: dict[AmqpConsumer, None] = {}
+        self.is_exclusive = False
+        """One of them is to be the only one."""
+        self.had_consumer = False
+        self.used_at = now
+        self.expiry: Timer | None = None
+
+
+class Amqp091:
+    """One for each node."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.journal: Journal | None = None
+        """Where changes are written down, which an answer may have to wait for."""
+        self.topology = Topology()
+        self.protocol = WireProtocol(accept=self._accept, opens=opens)
+        self._uses: dict[str, QueueUse] = {}
+        """By engine name."""
+
+    def _accept(self, arrival: Arrival) -> AmqpConnection:
+        return AmqpConnection(self, arrival)
+
+    def vhost(self, name: str, tenant: Tenant | None) -> VirtualHost | None:
+        """A virtual host that a client may open: the default one, and that of its tenant, by the tenant's name."""
+        if name != (DEFAULT_VHOST if tenant is None else tenant.name):
+            return None
+        return self.topology.vhost(name)
+
+    def engine_name(self, vhost: VirtualHost, queue: str) -> str:
+        """The engine's name of a queue."""
+        name = engine_name(queue)
+        return name if vhost.name == DEFAULT_VHOST else f"{vhost.name}.{name}"
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def _has_queue(self, vhost: str, queue: str) -> bool:
+        """Whether the engine has the queue of a record that was read at the start."""
+        name = engine_name(queue)
+        return self.broker.engine.exists(name if vhost == DEFAULT_VHOST else f"{vhost}.{name}")
+
+    def exists(self, vhost: VirtualHost, queue: str) -> bool:
+        """Whether there is such a queue, be it one that came over another protocol."""
+        return queue in vhost.queues or self.broker.engine.exists(self.engine_name(vhost, queue))
+
+    def find(self, vhost: VirtualHost, queue: str, owner: Hashable) -> QueueRecord:
+        """A queue, be it one that came over another protocol. Raises :class:`AmqpError` (404, 405)."""
+        if queue not in vhost.queues and self.broker.engine.exists(self.engine_name(vhost, queue)):
+            vhost.add_queue(QueueRecord(name=queue, durable=True))
+        return vhost.find_queue(queue, owner=owner)
+
+    def declare(
+        self,
+        vhost: VirtualHost,
+        record: QueueRecord,
+        *,
+        owner: Hashable,
+        passive: bool,
+        by_server: bool,
+        now: float,
+    ) -> None:
+        """``queue.declare``. Raises :class:`AmqpError`, :class:`QueueError`."""
+        name = record.name
+        engine = self.broker.engine
+        engine_queue = self.engine_name(vhost, name)
+        if name not in vhost.queues and engine.exists(engine_queue):
+            vhost.add_queue(QueueRecord(name=name, durable=True))
+        found = vhost.check_queue(
+            name,
+            owner=owner,
+            passive=passive,
+            durable=record.durable,
+            exclusive=record.exclusive_owner is not None,
+            auto_delete=record.auto_delete,
+            arguments=record.arguments,
+            is_named_by_server=by_server,
+        )
+        use = self._uses.get(engine_queue)
+        if found is not None:
+            if use is not None:
+                self._touch(vhost, found, use, now)
+            return
+        arguments = parse_arguments(name, record.arguments)
+        # Beside the body, its properties count as well.
+        most = 2 * self.broker.config.amqp091.max_message_bytes
+        settings = settings_of(arguments, durable=record.durable, max_message_bytes=most)
+        engine.create_queue(engine_queue, settings, now)
+        # Its group begins now: what other groups settle is not taken from it.
+        engine.create_group(engine_queue, GROUP, now)
+        vhost.add_queue(record)
+        use = self._uses[engine_queue] = QueueUse(arguments, now)
+        self._touch(vhost, record, use, now)
+
+    def use_of(self, vhost: VirtualHost, record: QueueRecord) -> QueueUse:
+        """Who consumes from a queue."""
+        name = self.engine_name(vhost, record.name)
+        use = self._uses.get(name)
+        if use is None:
+            try:
+                arguments = parse_arguments(record.name, record.arguments)
+            except AmqpError:
+                # A later version took it.
+                arguments = QueueArguments()
+            use = self._uses[name] = QueueUse(arguments, self.broker.now)
+        return use
+
+    def ready_count(self, vhost: VirtualHost, queue: str) -> int:
+        """Messages that a consumer could get."""
+        return self.broker.engine.stats(self.engine_name(vhost, queue)).ready
+
+    def consumer_count(self, vhost: VirtualHost, queue: str) -> int:
+        """Consumers over AMQP."""
+        use = self._uses.get(self.engine_name(vhost, queue))
+        return 0 if use is None else len(use.consumers)
+
+    def delete(self, vhost: VirtualHost, record: QueueRecord, now: float, on_done: Callable[[], None]) -> None:
+        """A queue goes with all it holds; ``on_done`` is called once its end is durable, or cannot be."""
+        name = self.engine_name(vhost, record.name)
+        vhost.remove_queue(record.name)
+        use = self._uses.pop(name, None)
+        if use is not None:
+            if use.expiry is not None:
+                use.expiry.cancel()
+            for consumer in list(use.consumers):
+                consumer.queue_ended()
+        try:
+            self.broker.engine.delete_queue(name, now, lambda _error: on_done())
+        except QueueError as error:
+            if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
+                raise
+            on_done()
+
+    # -- when queues end by themselves ---------------------------------------------------------------------------
+
+    def joined(self, vhost: VirtualHost, record: QueueRecord, consumer: AmqpConsumer) -> None:
+        """Somebody consumes from a queue."""
+        use = self.use_of(vhost, record)
+        use.consumers[consumer] = None
+        use.had_consumer = True
+        use.is_exclusive = consumer.is_exclusive
+        self._touch(vhost, record, use, self.broker.now)
+
+    def left(self, vhost: VirtualHost, record: QueueRecord, consumer: AmqpConsumer, now: float) -> None:
+        """And does no more: the last one of an auto-delete queue takes it along."""
+        use = self._uses.get(self.engine_name(vhost, record.name))
+        if use is None or consumer not in use.consumers:
+            return
+        del use.consumers[consumer]
+        if consumer.is_exclusive:
+            use.is_exclusive = False
+        if record.auto_delete and not use.consumers:
+            self.delete(vhost, record, now, _nothing)
+        else:
+            self._touch(vhost, record, use, now)
+
+    def touch(self, vhost: VirtualHost, record: QueueRecord, now: float) -> None:
+        """It was used: it expires later (rmq.queue.expires)."""
+        self._touch(vhost, record, self.use_of(vhost, record), now)
+
+    def _touch(self, vhost: VirtualHost, record: QueueRecord, use: QueueUse, now: float) -> None:
+        expires_ms = use.arguments.expires_ms
+        if expires_ms is None:
+            return
+        use.used_at = now
+        if use.expiry is None:
+
+            def look(later: float) -> None:
+                use.expiry = None
+                if vhost.queues.get(record.name) is not record:
+                    return
+                due = later if use.consumers else use.used_at + expires_ms / 1_000
+                if due <= later and not use.consumers:
+                    self.delete(vhost, record, later, _nothing)
+                else:
+                    use.expiry = self.broker.timers.schedule(max(due, later + expires_ms / 1_000), look)
+
+            use.expiry = self.broker.timers.schedule(now + expires_ms / 1_000, look)
+
+    def restore(
+        self, records: Mapping[bytes, bytes], journal: Journal, on_problem: Callable[[str], None], now: float
+    ) -> None:
+        """What was declared before a restart; ``on_problem`` is told of what could not be read. Expiries begin anew."""
+        self.journal = journal
+        self.topology.restore(records, on_problem, has_queue=self._has_queue)
+        for vhost in self.topology.vhosts.values():
+            for record in list(vhost.queues.values()):
+                self._touch(vhost, record, self.use_of(vhost, record), now)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,447 @@
+"""What a client does on channels: queues, publishes, gets, consumers, acknowledgements, confirms, transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assay.reference_broker.amqp091.wire.content import BasicProperties
+from assay.reference_broker.amqp091.wire.fields import Table
+from assay.reference_broker.routing.properties import Kind, Typed
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
+
+
+def client(**config: Any) -> AmqpClient:
+    found = AmqpClient(make_node(**config))
+    found.open()
+    return found
+
+
+def bodies(said: list[Said]) -> list[bytes]:
+    return [each.body for each in said if each.name == "basic.deliver"]
+
+
+def closed(said: list[Said], code: int) -> None:
+    """The channel was closed with this code, and is let go of."""
+    assert said[-1].name == "channel.close", said
+    assert said[-1].values[0] == code, said
+
+
+def test_a_message_comes_back_as_it_was_published() -> None:
+    c = client()
+    headers: Table = (*table(a=1, b="x", c=True), ("d", Typed(Kind.LIST, (Typed(Kind.NULL, None), Typed(Kind.I8, -1)))))
+    properties = BasicProperties(
+        content_type="text/plain",
+        content_encoding="gzip",
+        headers=headers,
+        delivery_mode=2,
+        priority=3,
+        correlation_id="c",
+        reply_to="r",
+        message_id="m",
+        timestamp=1_234,
+        kind="t",
+        user_id="guest",
+        app_id="app",
+    )
+    c.declare("q")
+    c.publish("q", b"hello", properties)
+    got = c.get("q")
+    assert got.values == (1, False, "", "q", 0)
+    assert (got.properties, got.body) == (properties, b"hello")
+    c.publish("q", b"", BasicProperties())
+    assert c.get("q").body == b""
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_large_bodies_come_in_frames() -> None:
+    c = client()
+    c.declare("q")
+    body = bytes(range(256)) * 2_000
+    c.publish("q", body)
+    assert c.get("q").body == body
+
+
+def test_consumers_share_a_queue_in_turn() -> None:
+    node = make_node()
+    first, second, writer = AmqpClient(node), AmqpClient(node), AmqpClient(node)
+    for each in (first, second, writer):
+        each.open()
+    writer.declare("q")
+    first.consume("q", "a")
+    second.consume("q", "b")
+    for number in range(6):
+        writer.publish("q", b"%d" % number)
+    heard = [bodies(first.hear()), bodies(second.hear())]
+    assert sorted(len(part) for part in heard) == [3, 3]
+    assert sorted(heard[0] + heard[1]) == [b"%d" % number for number in range(6)]
+
+
+def test_prefetch_bounds_a_consumer_and_acknowledgements_make_room() -> None:
+    c = client()
+    c.declare("q")
+    for number in range(5):
+        c.publish("q", b"%d" % number)
+    c.say(1, "basic.qos", 0, 2, False)
+    assert bodies(c.consume("q")) == [b"0", b"1"]
+    assert bodies(c.say(1, "basic.ack", 2, True)) == [b"2", b"3"]
+    assert bodies(c.say(1, "basic.ack", 4, False)) == [b"4"]
+
+
+def test_a_prefetch_of_the_channel_bounds_all_its_consumers_and_may_be_lowered() -> None:
+    # lavinmq#2198: a lower limit takes capacity back.
+    c = client()
+    c.declare("q")
+    c.say(1, "basic.qos", 0, 3, True)
+    c.consume("q", "a")
+    c.consume("q", "b")
+    said = [part for number in range(5) for part in c.publish("q", b"%d" % number)]
+    assert bodies(said) == [b"0", b"1", b"2"]
+    c.say(1, "basic.qos", 0, 2, True)
+    assert bodies(c.say(1, "basic.ack", 1, False)) == []
+    assert bodies(c.say(1, "basic.ack", 2, False)) == [b"3"]
+
+
+@pytest.mark.parametrize("how", ["nack", "reject", "recover", "close"])
+def test_what_is_requeued_takes_its_old_place_and_is_marked(how: str) -> None:
+    c = client()
+    c.declare("q")
+    for number in range(3):
+        c.publish("q", b"%d" % number)
+    assert [c.get("q").body for _ in range(2)] == [b"0", b"1"]
+    if how == "nack":
+        c.say(1, "basic.nack", 2, False, True)
+        c.say(1, "basic.nack", 1, False, True)
+    elif how == "reject":
+        c.say(1, "basic.reject", 2, True)
+        c.say(1, "basic.reject", 1, True)
+    elif how == "recover":
+        assert [each.name for each in c.say(1, "basic.recover", True)] == ["basic.recover-ok"]
+    else:
+        c.say(1, "channel.close", 0, "", 0, 0)
+        c.open()
+    got = [c.get("q") for _ in range(3)]
+    assert [(each.body, each.values[1]) for each in got] == [(b"0", True), (b"1", True), (b"2", False)]
+
+
+def test_what_is_not_acknowledged_is_there_after_a_restart_and_marked() -> None:
+    disk = MemoryDisk()
+    c = AmqpClient(make_node(disk))
+    c.open()
+    c.declare("q")
+    c.say(1, "exchange.declare", "e", "topic", False, True, False, False, False, ())
+    c.say(1, "queue.bind", "q", "e", "a.#", False, ())
+    for number in range(3):
+        c.publish("a.b", b"%d" % number, exchange="e")
+    assert c.get("q").body == b"0"
+    c.say(1, "basic.ack", 1, False)
+    assert c.get("q").body == b"1"
+    c.declare("gone", durable=False)
+    disk.crash() if hasattr(disk, "crash") else c.node.close(NOW)
+    again = AmqpClient(make_node(disk, now=NOW + 1, seed=2), now=NOW + 1)
+    again.open()
+    assert [(each.body, each.values[1], each.values[2:4]) for each in (again.get("q"), again.get("q"))] == [
+        (b"1", True, ("e", "a.b")),
+        (b"2", False, ("e", "a.b")),
+    ]
+    assert again.get("q").name == "basic.get-empty"
+    again.publish("a.b.c", b"new", exchange="e")
+    assert again.get("q").body == b"new"
+    closed(again.say(1, "queue.declare", "gone", True, False, False, False, False, ()), 404)
+
+
+def test_automatic_acknowledgement_settles_what_is_sent() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x")
+    assert bodies(c.consume("q", no_ack=True)) == [b"x"]
+    c.say(1, "channel.close", 0, "", 0, 0)
+    c.open()
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_a_cancelled_consumer_may_still_acknowledge() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x")
+    assert bodies(c.consume("q")) == [b"x"]
+    assert [each.name for each in c.say(1, "basic.cancel", "t", False)] == ["basic.cancel-ok"]
+    assert c.get("q").name == "basic.get-empty"
+    assert c.say(1, "basic.ack", 1, False) == []
+    c.say(1, "channel.close", 0, "", 0, 0)
+    c.open()
+    assert c.get("q").name == "basic.get-empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "code"),
+    [
+        ("basic.ack", (1, False), 406),
+        ("basic.ack", (1, True), 406),
+        ("basic.reject", (9, True), 406),
+        ("basic.nack", (9, True, True), 406),
+        ("tx.commit", (), 406),
+        ("tx.rollback", (), 406),
+        ("queue.bind", ("nope", "amq.direct", "k", False, ()), 404),
+        ("queue.bind", ("q", "nope", "k", False, ()), 404),
+        ("queue.purge", ("nope", False), 404),
+        ("basic.consume", ("nope", "t", False, False, False, False, ()), 404),
+        ("basic.get", ("nope", False), 404),
+        ("queue.declare", ("q", False, False, False, False, False, ()), 406),
+        ("queue.declare", ("amq.mine", False, False, False, False, False, ()), 403),
+        ("queue.declare", ("r", False, True, False, False, False, table(x_message_ttl=-1)), 406),
+        ("queue.declare", ("r", False, True, False, False, False, table(x_expires=0)), 406),
+        ("queue.declare", ("r", False, True, False, False, False, table(x_unheard_of=1)), 406),
+        ("exchange.declare", ("amq.mine", "direct", False, False, False, False, False, ()), 403),
+        ("exchange.declare", ("nope", "direct", True, False, False, False, False, ()), 404),
+    ],
+)
+def test_a_soft_error_closes_the_channel_alone(name: str, values: tuple[Any, ...], code: int) -> None:
+    c = client()
+    c.open(2)
+    c.declare("q")
+    said = c.say(1, name, *values)
+    closed(said, code)
+    assert c.say(1, "basic.get", "q", False) == [], "what comes before close-ok is passed over"
+    c.say(1, "channel.close-ok")
+    c.open(1)
+    assert c.get("q", channel=2).name == "basic.get-empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "code"),
+    [
+        ("channel.open", (), 504),
+        ("basic.qos", (1, 1, False), 540),
+        ("basic.recover", (False,), 540),
+        ("exchange.declare", ("e", "nope", False, False, False, False, False, ()), 503),
+        ("basic.get-empty", (), 503),
+        ("connection.start-ok", ((), "", b"", ""), 503),
+    ],
+)
+def test_a_hard_error_closes_the_connection(name: str, values: tuple[Any, ...], code: int) -> None:
+    c = client()
+    said = c.say(1, name, *values)
+    assert said[-1].name == "connection.close"
+    assert said[-1].values[0] == code
+    assert c.say(0, "connection.close-ok") == []
+    assert c.end.may_close
+
+
+def test_confirms_come_in_order_and_together() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"before", mandatory=True)
+    assert [each.name for each in c.say(1, "confirm.select", False)] == ["confirm.select-ok"]
+    # rabbitmq-server#3870: numbers begin with what is published in this mode.
+    assert [(each.name, each.values) for each in c.publish("q", b"1")] == [("basic.ack", (1, False))]
+    said = c.publish("nowhere", b"2", mandatory=True)
+    assert [(each.name, each.values[:2]) for each in said] == [
+        ("basic.return", (312, "NO_ROUTE")),
+        ("basic.ack", (2, False)),
+    ]
+    assert said[0].body == b"2"
+
+
+def test_a_confirm_waits_for_the_disk() -> None:
+    c = client()
+    c.declare("q")
+    c.say(1, "confirm.select", False)
+    assert c.publish("q", b"1", syncs=False) == []
+    assert c.publish("q", b"2", syncs=False) == []
+    assert [(each.name, each.values) for each in c.hear()] == [("basic.ack", (2, True))]
+
+
+def test_a_full_queue_that_rejects_publishes_says_so() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_max_length=1, x_overflow="reject-publish"))
+    c.say(1, "confirm.select", False)
+    assert c.publish("q", b"1")[0].name == "basic.ack"
+    assert [(each.name, each.values) for each in c.publish("q", b"2")] == [("basic.nack", (2, False, False))]
+    assert c.get("q").body == b"1"
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_a_full_queue_drops_its_head() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_max_length=2))
+    for number in range(4):
+        c.publish("q", b"%d" % number)
+    assert [c.get("q").body for _ in range(2)] == [b"2", b"3"]
+
+
+def test_messages_expire() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_message_ttl=1_000))
+    c.declare("r")
+    c.publish("q", b"x")
+    c.publish("r", b"x", BasicProperties(expiration="500"))
+    c.publish("r", b"y")
+    c.now += 2
+    assert c.get("q").name == "basic.get-empty"
+    assert c.get("r").body == b"y"
+    closed(c.publish("r", b"x", BasicProperties(expiration="abc")), 406)
+
+
+def test_a_queue_expires_when_nobody_uses_it() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_expires=1_000))
+    c.consume("q")
+    c.now += 5
+    c.hear()
+    assert c.declare("q", passive=True).name == "queue.declare-ok"
+    c.say(1, "basic.cancel", "t", False)
+    c.now += 1.1
+    c.hear()
+    c.now += 1.1
+    c.hear()
+    closed([c.declare("q", passive=True)], 404)
+
+
+def test_a_delivery_limit_ends_a_message() -> None:
+    # lavinmq#976: at the requeue, not at the next delivery.
+    c = client()
+    c.declare("q", arguments=table(x_delivery_limit=1))
+    c.publish("q", b"x")
+    for _ in range(2):
+        tag = c.get("q").values[0]
+        c.say(1, "basic.reject", tag, True)
+    assert c.declare("q", passive=True).values[1] == 0
+
+
+def test_a_transaction_is_done_at_its_commit_alone() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"old")
+    c.open(2)
+    c.say(2, "tx.select")
+    c.publish("q", b"new", channel=2)
+    tag = c.get("q", channel=2).values[0]
+    c.say(2, "basic.ack", tag, False)
+    assert c.get("q").name == "basic.get-empty"
+    assert [each.name for each in c.say(2, "tx.commit")] == ["tx.commit-ok"]
+    assert c.get("q").body == b"new"
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_what_was_acknowledged_in_a_transaction_that_is_rolled_back_is_outstanding() -> None:
+    # lavinmq#2206 row 3
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x")
+    c.say(1, "tx.select")
+    tag = c.get("q").values[0]
+    c.say(1, "basic.ack", tag, False)
+    c.publish("q", b"never")
+    assert [each.name for each in c.say(1, "tx.rollback")] == ["tx.rollback-ok"]
+    c.say(1, "basic.reject", tag, True)
+    c.say(1, "tx.commit")
+    got = c.get("q")
+    assert (got.body, got.values[1]) == (b"x", True)
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_exclusive_queues_end_with_their_connection_and_are_locked() -> None:
+    node = make_node()
+    owner, other = AmqpClient(node), AmqpClient(node)
+    owner.open()
+    other.open()
+    owner.declare("q", exclusive=True)
+    closed([other.declare("q", passive=True)], 405)
+    other.say(1, "channel.close-ok")
+    other.open()
+    node.connection_lost(owner.end, NOW)
+    turn(node)
+    closed([other.declare("q", passive=True)], 404)
+
+
+def test_an_auto_delete_queue_ends_with_its_last_consumer() -> None:
+    c = client()
+    c.declare("q", auto_delete=True)
+    c.consume("q", "a")
+    c.consume("q", "b")
+    c.say(1, "basic.cancel", "a", False)
+    assert c.declare("q", passive=True).values == ("q", 0, 1)
+    c.say(1, "basic.cancel", "b", False)
+    closed([c.declare("q", passive=True)], 404)
+
+
+def test_an_exclusive_consumer_is_the_only_one() -> None:
+    c = client()
+    c.declare("q")
+    c.consume("q", "a", exclusive=True)
+    closed(c.consume("q", "b"), 403)
+
+
+def test_a_consumer_is_told_that_its_queue_is_gone() -> None:
+    c = client()
+    c.open(2)
+    c.declare("q")
+    c.consume("q")
+    said = c.say(2, "queue.delete", "q", False, False, False)
+    assert sorted((each.channel, each.name) for each in said) == [(1, "basic.cancel"), (2, "queue.delete-ok")]
+
+
+def test_a_queue_is_deleted_only_if_unused_and_empty_where_that_is_asked() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x")
+    closed(c.say(1, "queue.delete", "q", False, True, False), 406)
+    c.say(1, "channel.close-ok")
+    c.open()
+    c.open(2)
+    c.consume("q", channel=2)
+    closed(c.say(1, "queue.delete", "q", True, False, False), 406)
+    c.say(1, "channel.close-ok")
+    c.open()
+    assert c.say(1, "queue.delete", "nope", False, False, False)[0].values == (0,)
+
+
+def test_a_purge_counts_what_was_ready() -> None:
+    c = client()
+    c.declare("q")
+    for _ in range(3):
+        c.publish("q", b"x")
+    c.get("q")
+    assert c.say(1, "queue.purge", "q", False)[0].values == (2,)
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_an_empty_name_is_the_last_queue_declared() -> None:
+    c = client()
+    name = c.declare("", durable=False).values[0]
+    assert name.startswith("amq.gen-")
+    c.say(1, "queue.bind", "", "amq.fanout", "", False, ())
+    c.publish("", b"x", exchange="amq.fanout")
+    assert c.get("").body == b"x"
+    c.open(2)
+    closed(c.say(2, "basic.get", "", False), 404)
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x")
+    from assay.reference_broker.amqp091.wire.frames import FrameType, frame
+    from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+
+    requests = [("basic.get", ("q", True)), ("queue.purge", ("q", False)), ("basic.qos", (0, 1, False))]
+    c.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) for name, values in requests))
+    assert [each.name for each in c.hear()] == ["basic.get-ok", "queue.purge-ok", "basic.qos-ok"]
+
+
+def test_flow_stops_deliveries() -> None:
+    c = client()
+    c.declare("q")
+    c.consume("q")
+    assert c.say(1, "channel.flow", False)[0].values == (False,)
+    assert bodies(c.publish("q", b"x")) == []
+    assert bodies(c.say(1, "channel.flow", True)) == [b"x"]
+
+
+def test_a_user_id_must_be_ones_own() -> None:
+    c = client()
+    c.declare("q")
+    closed(c.publish("q", b"x", BasicProperties(user_id="somebody")), 406)
