@@ -198,7 +198,7 @@ class AmqpConnection(asyncio.Protocol):
         """Raises :class:`StepFailureError` where what the broker sent cannot be read."""
         if self._malformed is not None:
             text = f"{self.name}: the broker sent what no server may send: {self._malformed}"
-            raise StepFailureError(Incident(rule=Rule.AMQP_FORM, text=text, soft=True))
+            raise StepFailureError(Incident(rule=Rule.AMQP_FORM, shape=frozenset({str(self._malformed)}), text=text))
 
     async def wait(self, expected: str, *, within_s: float | None = None, since: float | None = None) -> None:
         """Wait until something has come."""

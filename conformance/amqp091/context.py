@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
+
+import msgspec
 
 from assay.conformance.amqp091.client import CAPABILITIES, AmqpConnection, Channel
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
-from assay.conformance.rules import Incident
+from assay.conformance.rules import Incident, StepFailureError
 from assay.conformance.targets import Damage, unharmed
 from assay.conformance.wire.amqp091 import CONSTANTS, Arrival, Method, is_hard_error
 
@@ -199,17 +201,80 @@ class AmqpContext(CaseContext):
 
     # Checks
 
-    def allow(self, statement: str, outcome: str, *more: str) -> None:
+    @contextlib.contextmanager
+    def own_point(self) -> Iterator[None]:
+        """A step that fails in here is what the case is about, unless a case about nothing else fails on it, too."""
+        try:
+            yield
+        except StepFailureError as error:
+            raise StepFailureError(msgspec.structs.replace(error.incident, soft=True)) from error
+
+    def allow(self, statement: str, outcome: str, *more: str, what: str = "") -> None:
         """The outcome of a request must be one of the variants of this rule in the registry (or of ``more``)."""
         variants = (*variants_of(statement), *more)
-        wanted = " or ".join(variants)
-        self.must(is_among(outcome, variants), f"expected {wanted} ({statement}); seen {outcome}")
+        wanted = f"{' or '.join(variants)} ({statement})" + (f" for {what}" if what else "")
+        self.must(is_among(outcome, variants), f"expected {wanted}; seen {outcome}")
 
     def prefer(self, statement: str, outcome: str) -> None:
         """The same, where the first variant is what the specification says: the others are reported, not failed."""
         self.allow(statement, outcome)
         first = variants_of(statement)[0]
         self.should(outcome == first, f"{statement}: {first} is what the specification says; seen {outcome}")
+
+    def keeps(self, sent: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+        """Properties must come out as they went in, and more may be added, within the headers too."""
+        for name, value in sent.items():
+            known = seen.get(name)
+            if name == "headers" and isinstance(known, Mapping):
+                known = {header: known[header] for header in value if header in known}
+            self.must(known == value, f"expected the property {name} as {value!r}; seen {known!r}")
+
+    async def argument_outcome(self, name: str, value: Any) -> str:
+        """How declaring a queue with this argument ends, on a connection of its own."""
+        client = await self.client(name="asks")
+        channel = await client.channel()
+        durable = name == "x-queue-type"
+        outcome = await channel.outcome(
+            "queue.declare", queue=self.queue_name(), durable=durable, exclusive=not durable, arguments={name: value}
+        )
+        client.close()
+        return outcome
+
+    async def knows_argument(self, name: str, bad: Any) -> bool:
+        """Whether the server looks at an argument: it refuses a value that makes no sense."""
+        return await self.argument_outcome(name, bad) != "ok"
+
+    async def needs_argument(self, name: str, bad: Any) -> None:
+        """End the case as unsupported where the server does not know the argument."""
+        if not await self.knows_argument(name, bad):
+            self.unsupported(f"the argument {name} is not known: {bad!r} is taken for it")
+
+    async def becomes(self, connection: AmqpConnection, request: str, wanted: str, **fields: Any) -> None:
+        """A request, asked again and again on channels of this connection, must soon end so."""
+        deadline = time.monotonic() + self.remaining_s()
+        while (outcome := await (await connection.channel()).outcome(request, **fields)) != wanted:
+            self.must(time.monotonic() < deadline, f"expected {request} to end with {wanted} soon; seen {outcome}")
+
+    async def all_of(self, channel: Channel, wanted: set[bytes], seen: Iterable[bytes]) -> None:
+        """Deliveries must go on until all these messages have come."""
+        left = wanted - set(seen)
+        while left:
+            event = await channel.delivery()
+            self.must(event.body in left, f"expected one of {sorted(left)}; seen {event.body!r}")
+            left.discard(event.body)
+
+    async def either(self, *channels: Channel) -> Channel:
+        """The channel to which the next delivery comes; it is taken."""
+        tasks = {asyncio.ensure_future(channel.delivery()): channel for channel in channels}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            first = next(iter(done))
+            first.result()
+            return tasks[first]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def confirmed_on(self, channel: Channel) -> set[int]:
         """Tags that were confirmed on a channel."""

@@ -65,7 +65,7 @@ def environment(folder: Path, *, epmd_port: int, distribution_port: int) -> dict
         "HOME": str(folder),  # the cookie is written there
         "ERL_EPMD_PORT": str(epmd_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODENAME": f"assay{distribution_port}@localhost",
+        "RABBITMQ_NODENAME": "assay@localhost",  # its data belong to the name; a port mapper of its own knows no other
         "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),

@@ -17,7 +17,7 @@ PAGES = {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in (
 
 
 def test_every_case_named_exists() -> None:
-    named = set(re.findall(r"`(mqtt(?:311|5)/[a-z0-9-]+/[a-z0-9-]+)`", "".join(PAGES.values())))
+    named = set(re.findall(r"`((?:mqtt311|mqtt5|amqp091)/[a-z0-9-]+/[a-z0-9-]+)`", "".join(PAGES.values())))
     assert len(named) > 50
     assert named - set(load_cases()) == set()
 

@@ -224,6 +224,19 @@ def test_a_peer_is_started_judged_and_ended(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.peer
 @pytest.mark.slow
+def test_rabbitmq_is_judged_by_amqp_and_keeps_what_it_confirmed(tmp_path: Path) -> None:
+    if not found("rabbitmq-amqp091"):
+        pytest.skip("rabbitmq is not installed")
+    names = ("queue/requests-are-answered", "confirm/every-publish-gets-one", "restart/confirmed-messages")
+    cases = tuple(load_cases()[f"amqp091/{name}"] for name in names)
+    before = erlang_processes()
+    outcome = judge_peer(load_target("rabbitmq-amqp091"), PeerPlan(cases=cases, out=tmp_path, install=False))
+    assert (outcome.state, outcome.counts) == (PeerState.JUDGED, {CaseVerdict.PASS: 3})
+    assert erlang_processes() == before
+
+
+@pytest.mark.peer
+@pytest.mark.slow
 def test_rabbitmq_is_started_judged_and_ended_with_all_its_processes(tmp_path: Path) -> None:
     if not found("rabbitmq"):
         pytest.skip("rabbitmq is not installed")

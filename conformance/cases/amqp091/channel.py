@@ -194,6 +194,29 @@ async def both_close(ctx: AmqpContext) -> None:
         await again.barrier()
 
 
+@amqp_case("channel/opened-again-before-close-ok", clauses=("sec.2.3.7.close-handshake", "channel.close.stability"))
+async def opened_too_early(ctx: AmqpContext) -> None:
+    """A channel that the server has closed is not opened again before Close-Ok.
+
+    What comes before it is to be ignored; a server that calls it an error of the connection says the same in another
+    way. With Close-Ok the number is free.
+    """
+    connection = await ctx.client()
+    connection.answers_closes = False
+    channel = await connection.channel()
+    channel.send("queue.declare", queue=ctx.queue_name(), passive=True)
+    await channel.closing()
+    other = connection.next_channel()
+    channel.send("channel.open")
+    outcome = await other.outcome("channel.open")
+    if outcome == "ok":
+        opened = [event for event in channel.inbox if event.name == "channel.open-ok"]
+        ctx.must(not opened, "expected a channel that waits for Close-Ok not to be opened; seen open-ok")
+        channel.send("channel.close-ok")
+        outcome = await connection.channel_numbered(channel.number).outcome("channel.open")
+    ctx.allow("sec.4.2.3.unopened-channel", outcome, "ok")
+
+
 @amqp_case("channel/its-close-brings-back-what-was-not-acknowledged", clauses=("sec.4.5.channel-close-requeue",))
 async def close_requeues(ctx: AmqpContext) -> None:
     """When a channel is closed, what it has not acknowledged is ready again, in its order, marked as redelivered.

@@ -1,0 +1,141 @@
+"""What outlives the server: durable queues, exchanges, bindings, persistent messages, and what was confirmed."""
+
+from __future__ import annotations
+
+from assay.conformance.amqp091.context import AmqpContext, amqp_case
+
+_NEEDS = ("restart", "persistence")
+_PERSISTENT = {"delivery_mode": 2}
+
+
+@amqp_case(
+    "restart/durable-queues-and-bindings",
+    clauses=("queue.declare.durable.persistence", "queue.bind.durable-exchange", "exchange.declare.durable.support"),
+    requires=_NEEDS,
+    together=True,
+    limit_s=15.0,
+)
+async def definitions(ctx: AmqpContext) -> None:
+    """Durable queues, durable exchanges and the bindings between them are there again.
+
+    A message by the exchange reaches the queue after the restart; what had been unbound and deleted stays away.
+    """
+    channel = await ctx.channel()
+    queue, gone = await channel.queue(shared=True), await channel.queue(shared=True)
+    exchange = await channel.exchange("topic", durable=True)
+    await channel.bind(queue, exchange, "kept.#")
+    await channel.bind(queue, exchange, "undone.#")
+    await channel.call("queue.unbind", queue=queue, exchange=exchange, routing_key="undone.#")
+    await channel.call("queue.delete", queue=gone)
+    await ctx.restart()
+    channel = await ctx.channel()
+    with ctx.own_point():
+        await channel.call("queue.declare", queue=queue, durable=True)
+        await channel.call("exchange.declare", exchange=exchange, type_="topic", durable=True)
+        channel.publish(exchange, "undone.x", b"undone")
+        channel.publish(exchange, "kept.x", b"kept")
+        event = await channel.get_soon(queue)
+    ctx.must(event.body == b"kept", f"expected the binding that was kept alone; seen {event.body!r}")
+    outcome = await channel.outcome("queue.declare", queue=gone, passive=True)
+    ctx.must(outcome == "channel 404", f"expected a deleted queue to stay away; seen {outcome}")
+
+
+@amqp_case(
+    "restart/confirmed-messages",
+    clauses=("basic.01", "rmq.confirm.persistent", "confirm.all-queues"),
+    requires=(*_NEEDS, "publisher_confirms"),
+    together=True,
+    limit_s=15.0,
+)
+async def confirmed(ctx: AmqpContext) -> None:
+    """What is persistent and was confirmed is there again, whole and in its order.
+
+    Two queues of a fanout exchange and thirty messages of different sizes, with headers. Five are acknowledged before:
+    nothing confirms that to the client, so that they may come again, in their places.
+    """
+    channel = await ctx.channel()
+    queues = [await channel.queue(shared=True) for _ in range(2)]
+    exchange = await channel.exchange("fanout", durable=True)
+    for queue in queues:
+        await channel.bind(queue, exchange)
+    await channel.confirms()
+    bodies = [f"{number} ".encode() + ctx.rng.randbytes(ctx.rng.choice((0, 100, 20_000))) for number in range(30)]
+    for number, body in enumerate(bodies):
+        channel.publish(exchange, "k", body, properties={**_PERSISTENT, "headers": {"number": number}})
+    await channel.confirmed()
+    for _ in range(5):
+        event = await channel.get_soon(queues[0], no_ack=False)
+        channel.ack(event)
+    await channel.barrier()
+    await channel.count_becomes(queues[0], 25)
+    await channel.connection.disconnect()
+    await ctx.restart()
+    channel = await ctx.channel()
+    for queue, first in zip(queues, (5, 0), strict=True):
+        event = await channel.get_soon(queue)
+        begins = event.headers.get("number")
+        ctx.must(begins in range(first + 1), f"expected message {first} after the restart; seen {begins}")
+        assert isinstance(begins, int)
+        for body in bodies[begins:]:
+            text = f"expected confirmed messages in their order; seen message {event.headers.get('number')}"
+            ctx.must(event.body == body, text)
+            if body is not bodies[-1]:
+                event = await channel.get_soon(queue)
+        ctx.must(await channel.get(queue) is None, "expected each message once; seen more")
+
+
+@amqp_case(
+    "restart/unacknowledged-deliveries",
+    clauses=("basic.01", "redelivered.implementation"),
+    requires=(*_NEEDS, "publisher_confirms"),
+    together=True,
+    limit_s=15.0,
+)
+async def unacknowledged(ctx: AmqpContext) -> None:
+    """What was delivered and not acknowledged is there again after a restart.
+
+    Three persistent messages, confirmed; the first is acknowledged, two wait with a consumer.
+    """
+    channel = await ctx.channel()
+    queue = await channel.queue(shared=True)
+    await channel.confirms()
+    for number in range(3):
+        channel.publish("", queue, str(number).encode(), properties=_PERSISTENT)
+    await channel.confirmed()
+    events = [await channel.get_soon(queue, no_ack=False) for _ in range(3)]
+    channel.ack(events[0])
+    await channel.barrier()
+    await ctx.restart()
+    channel = await ctx.channel()
+    seen = [(await channel.get_soon(queue)).body for _ in range(2)]
+    ctx.must(set(seen) >= {b"1", b"2"} or b"0" in seen, f"expected what was not acknowledged; seen {seen}")
+
+
+@amqp_case(
+    "restart/transactions",
+    clauses=("rmq.tx.semantics", "basic.01"),
+    requires=_NEEDS,
+    together=True,
+    limit_s=15.0,
+)
+async def transactions(ctx: AmqpContext) -> None:
+    """What was committed is there after a restart, and what was not is not.
+
+    Persistent messages: two committed, one not.
+    """
+    channel = await ctx.channel()
+    outcome = await channel.outcome("tx.select")
+    if outcome != "ok":
+        ctx.unsupported(f"tx.select is answered by {outcome}")
+    queue = await channel.queue(shared=True)
+    for body in (b"1", b"2"):
+        channel.publish("", queue, body, properties=_PERSISTENT)
+    await channel.call("tx.commit")
+    channel.publish("", queue, b"uncommitted", properties=_PERSISTENT)
+    await channel.barrier()
+    await ctx.restart()
+    channel = await ctx.channel()
+    with ctx.own_point():
+        seen = [(await channel.get_soon(queue)).body for _ in range(2)]
+    ctx.must(seen == [b"1", b"2"], f"expected what was committed; seen {seen}")
+    ctx.must(await channel.get(queue) is None, "expected nothing that was not committed; seen a message")

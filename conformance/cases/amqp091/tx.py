@@ -1,0 +1,176 @@
+"""Transactions of a channel."""
+
+from __future__ import annotations
+
+from assay.conformance.amqp091.client import Channel
+from assay.conformance.amqp091.context import AmqpContext, amqp_case
+
+
+async def _transacted(ctx: AmqpContext) -> Channel:
+    channel = await ctx.channel()
+    outcome = await channel.outcome("tx.select")
+    if outcome in ("connection 540", "connection 503", "channel 540"):
+        ctx.unsupported(f"tx.select is answered by {outcome}: class tx is one that a server should have")
+    ctx.must(outcome == "ok", f"expected tx.select to be taken; seen {outcome}")
+    return channel
+
+
+@amqp_case("tx/requests-are-answered", clauses=("sync.tx.select", "sync.tx.commit", "sync.tx.rollback", "grammar.tx"))
+async def requests(ctx: AmqpContext) -> None:
+    """Select, Commit and Rollback are answered once each.
+
+    Also for transactions in which nothing was done, and a second Select.
+    """
+    channel = await _transacted(ctx)
+    with ctx.own_point():
+        for name in ("tx.commit", "tx.rollback", "tx.select", "tx.commit"):
+            await channel.call(name)
+        await channel.barrier()
+
+
+@amqp_case("tx/commit-needs-a-select", clauses=("tx.commit.transacted", "tx.rollback.transacted"))
+async def needs_select(ctx: AmqpContext) -> None:
+    """Commit and Rollback on a channel without transactions end it with 406.
+
+    Each on a channel of its own of one connection that has transactions on a third.
+    """
+    transacted = await _transacted(ctx)
+    for name in ("tx.commit", "tx.rollback"):
+        channel = await transacted.connection.channel()
+        ctx.allow(f"{name}.transacted", await channel.outcome(name))
+
+
+@amqp_case("tx/publishes-wait-for-commit", clauses=("rmq.tx.semantics",))
+async def publishes(ctx: AmqpContext) -> None:
+    """What was published in a transaction is in its queue after Commit, and not before.
+
+    Another channel sees an empty queue before, and three messages after, in their order.
+    """
+    channel = await _transacted(ctx)
+    other = await channel.connection.channel()
+    queue = await channel.queue()
+    for number in range(3):
+        channel.publish("", queue, str(number).encode())
+    await channel.barrier()
+    ctx.must(await other.count(queue) == 0, "expected nothing in the queue before Commit; seen messages")
+    await channel.call("tx.commit")
+    seen = [(await other.get_soon(queue)).body for _ in range(3)]
+    ctx.must(seen == [b"0", b"1", b"2"], f"expected the order of publishing; seen {seen}")
+
+
+@amqp_case("tx/rollback-forgets-publishes", clauses=("rmq.tx.semantics",))
+async def rollback(ctx: AmqpContext) -> None:
+    """What was published before a Rollback never comes.
+
+    One message is rolled back, the next one committed.
+    """
+    channel = await _transacted(ctx)
+    queue = await channel.queue()
+    channel.publish("", queue, b"forgotten")
+    await channel.call("tx.rollback")
+    channel.publish("", queue, b"kept")
+    await channel.call("tx.commit")
+    event = await channel.get_soon(queue)
+    ctx.must(event.body == b"kept", f"expected nothing of what was rolled back; seen {event.body!r}")
+
+
+@amqp_case("tx/acknowledgements-wait-for-commit", clauses=("rmq.tx.semantics",))
+async def acknowledgements(ctx: AmqpContext) -> None:
+    """An acknowledgement counts with Commit; what was rolled back is still unacknowledged.
+
+    Two messages are got: the first one's acknowledgement is rolled back, and both wait; then both are acknowledged and
+    committed, and nothing comes back.
+    """
+    channel = await _transacted(ctx)
+    queue = await channel.queue(shared=True)
+    for body in (b"1", b"2"):
+        channel.publish("", queue, body)
+    await channel.call("tx.commit")
+    events = [await channel.get_soon(queue, no_ack=False) for _ in range(2)]
+    channel.ack(events[0])
+    await channel.call("tx.rollback")
+    for event in events:
+        channel.ack(event)
+    await channel.call("tx.commit")
+    channel.connection.abort()
+    again = await ctx.channel()
+    again.publish("", queue, b"marker")
+    event = await again.get_soon(queue)
+    ctx.must(event.body == b"marker", f"expected nothing that was acknowledged and committed; seen {event.body!r}")
+
+
+@amqp_case(
+    "tx/uncommitted-acknowledgements-do-not-count", clauses=("rmq.tx.semantics", "sec.4.5.channel-close-requeue")
+)
+async def uncommitted(ctx: AmqpContext) -> None:
+    """When a channel ends in the middle of a transaction, its acknowledgements and publishes do not count.
+
+    A message was acknowledged and another published: the first comes again, the second never.
+    """
+    channel = await _transacted(ctx)
+    queue = await channel.queue(shared=True)
+    channel.publish("", queue, b"taken")
+    await channel.call("tx.commit")
+    event = await channel.get_soon(queue, no_ack=False)
+    channel.ack(event)
+    channel.publish("", queue, b"uncommitted")
+    await channel.barrier()
+    await channel.close()
+    again = await ctx.channel()
+    found = await again.get_soon(queue)
+    ctx.must(found.body == b"taken", f"expected what was not acknowledged for good; seen {found.body!r}")
+    ctx.must(await again.get(queue) is None, "expected nothing of what was not committed; seen a message")
+
+
+@amqp_case("tx/unknown-tags-fail-at-once", clauses=("basic.ack.multiple.exists",))
+async def unknown_tag(ctx: AmqpContext) -> None:
+    """An unknown delivery tag ends the channel at once, and not only with Commit.
+
+    The request behind the acknowledgement must not be answered.
+    """
+    channel = await _transacted(ctx)
+    channel.send("basic.ack", delivery_tag=17)
+    ctx.allow("basic.ack.multiple.exists", await channel.outcome_of())
+
+
+@amqp_case(
+    "tx/recover-between-ack-and-rollback-loses-nothing", clauses=("rmq.recover.requeue-true", "rmq.tx.semantics")
+)
+async def recover_in_between(ctx: AmqpContext) -> None:
+    """A message that was acknowledged, then recovered, then rolled back, is not lost.
+
+    Found in a broker: it was neither ready nor unacknowledged any more. When the connection ends it must be there.
+    """
+    channel = await _transacted(ctx)
+    queue = await channel.queue(shared=True)
+    await channel.consume(queue)
+    channel.publish("", queue, b"precious")
+    await channel.call("tx.commit")
+    event = await channel.delivery(b"precious")
+    channel.ack(event)
+    await channel.call("basic.recover", requeue=True)
+    await channel.call("tx.rollback")
+    channel.connection.abort()
+    again = await ctx.channel()
+    with ctx.own_point():
+        found = await again.get_soon(queue)
+    ctx.must(found.body == b"precious", f"expected the message; seen {found.body!r}")
+
+
+@amqp_case("tx/rejections-wait-for-commit", clauses=("rmq.tx.semantics", "basic.reject.02"))
+async def rejections(ctx: AmqpContext) -> None:
+    """A rejection without requeue that is rolled back drops nothing.
+
+    The message is rejected, rolled back, and comes again when the connection ends.
+    """
+    channel = await _transacted(ctx)
+    queue = await channel.queue(shared=True)
+    channel.publish("", queue, b"kept")
+    await channel.call("tx.commit")
+    event = await channel.get_soon(queue, no_ack=False)
+    channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
+    await channel.call("tx.rollback")
+    channel.connection.abort()
+    again = await ctx.channel()
+    with ctx.own_point():
+        await again.get_soon(queue)
