@@ -4,9 +4,10 @@ Over the connections c_1, c_2, ... of one session, all of which ask for it to be
 Expiry Interval (-1: for ever). The broker may have noticed the end of a connection as early as its last sign of life to
 the client, and must have noticed it when the client did, unless the network kept it from it::
 
-    S1 = {c_k accepted as new : some c_i, i < k, was accepted, x < 0 or c_k.ok_ns < c_last.alive_ns + x - SLACK_NS}
-    S2 = {c_k accepted as resumed : no c_i, i < k, at all; or x >= 0, c_k.inv_ns > c_last.end_ns + x + SLACK_NS, and no
-          fault overlaps (c_last.inv_idx, c_k.ok_idx)}
+    S1 = {c_k accepted as new : some c_i, i < k, was accepted, x < 0 or
+          c_k.ok_ns < c_last.alive_ns + x - EARLY_SLACK_NS}
+    S2 = {c_k accepted as resumed : no c_i, i < k, at all; or x >= 0, c_k.inv_ns > c_last.end_ns + x + LATE_SLACK_NS,
+          and no fault overlaps (c_last.inv_idx, c_k.ok_idx)}
 
 with c_last = c_(k-1), and END where that has not ended (a takeover). Connections without an answer may have begun the
 session, or its time anew, so c_i counts with them for S2 and c_last is one of them, too. Sessions with x = 0 are passed
@@ -25,7 +26,9 @@ from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpType
 
 CHECKER = "mqtt_session"
-SLACK_NS = 1_000_000_000
+EARLY_SLACK_NS = 500_000_000
+LATE_SLACK_NS = 1_000_000_000
+"""Expiries are whole seconds, and a broker may look for them once a second."""
 
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
@@ -51,11 +54,11 @@ def _over(last: Link, link: Link) -> bool:
     if link.expiry_ns < 0:
         return False
     alive_ns = link.inv_ns if last.alive_ns == END_NS else last.alive_ns
-    return link.ok_ns >= alive_ns + last.expiry_ns - SLACK_NS
+    return link.ok_ns >= alive_ns + last.expiry_ns - EARLY_SLACK_NS
 
 
 def _outlived(tables: Tables, last: Link, link: Link) -> bool:
-    if last.expiry_ns < 0 or last.end_ns == END_NS or link.inv_ns <= last.end_ns + last.expiry_ns + SLACK_NS:
+    if last.expiry_ns < 0 or last.end_ns == END_NS or link.inv_ns <= last.end_ns + last.expiry_ns + LATE_SLACK_NS:
         return False
     return not any(span.overlaps(last.inv_idx, link.ok_idx) for span in tables.faults)
 

@@ -275,14 +275,20 @@ def _withdrawn_will(given: Planting) -> Events | None:
 
 
 def _early_will(given: Planting) -> Events | None:
-    """W3: a will comes long before its delay is over."""
-    wills = given.tables.wills
-    came = given.deliveries(lambda first, send: send.value in wills and wills[send.value].status is OpType.OK)
-    chosen = given.pick(came)
-    if chosen is None:
+    """W3: a will comes a second before its delay is over; its client stays away for longer."""
+    wills, sessions = given.tables.wills, given.tables.sessions
+    choices: list[tuple[str, int]] = []
+    for first in given.deliveries(lambda first, send: send.value in wills and wills[send.value].status is OpType.OK):
+        will = wills[first.value]
+        links = sessions[will.session]
+        number = next(number for number, link in enumerate(links) if link.process == will.process)
+        due_ns = first.time_ns + 1_000_000_000
+        if all(link.inv_ns > due_ns for link in links[number + 1 :]):
+            choices.append((first.value, due_ns - links[number].alive_ns))
+    if not choices:
         return None
-    value = chosen.value
-    return given.changed(lambda event: event.f is OpKind.WILL and event.value == value, delay_ns=3_600_000_000_000)
+    value, delay_ns = given.rng.choice(choices)
+    return given.changed(lambda event: event.f is OpKind.WILL and event.value == value, delay_ns=delay_ns)
 
 
 def _lose(given: Planting) -> Events | None:

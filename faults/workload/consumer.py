@@ -317,6 +317,8 @@ class PassingConsumer(ConsumerClient):
     def drain(self, now: float) -> None:
         """Come now, if the group is not there, and stay."""
         super().drain(now)
+        if self._membership is Membership.DELETING:
+            self._move_at = now + _DELETE_AGAIN_S
         if self.phase is ClientPhase.IDLE:
             self.phase = ClientPhase.WANTED
         elif self._membership is Membership.ABSENT and self.ready:
@@ -334,11 +336,12 @@ class PassingConsumer(ConsumerClient):
         if self._membership is Membership.ABSENT:
             self._lives += 1
             self.life = self.group if self._lives == 1 else f"{self.group}~{self._lives}"
-            self._ledger.join(self.life)
             self._membership = Membership.MEMBER
         self._subscribe(now, ("cursor", self._passing.cursor))
 
     def _become_ready(self, now: float) -> None:
+        if self._membership is Membership.MEMBER:
+            self._ledger.join(self.life)
         if self._membership is Membership.MEMBER and self._passing.stay_s and not self._draining:
             self._move_at = now + self._passing.stay_s
         elif self._membership is Membership.DELETING:
@@ -358,7 +361,7 @@ class PassingConsumer(ConsumerClient):
                 self._send(Unsubscribe(packet_id=self._subscribe_id, filters=(self.topic,)))
                 fields: EventFields = {"queue": self.queue, "group": self.life}
                 self._begin_handshake(ClientPhase.SUBSCRIBING, OpKind.UNSUBSCRIBE, now, fields)
-            case Membership.DELETING if self._window() > 0:
+            case Membership.DELETING if not self.unanswered:
                 body = msgspec.json.encode({"group": self.group, "delete": True})
                 topic = f"$admin/queue/{self.queue}/groups"
                 asked: EventFields = {"queue": self.queue, "group": self.life}

@@ -27,11 +27,11 @@ WITH delayed AS (
 ),
 wrong_clock AS (
     SELECT DISTINCT d.run_id, d.idx FROM delayed d JOIN {faults} f ON f.run_id = d.run_id
-    WHERE f.kind IN ('clock_rate', 'clock_jump') AND f.from_idx < d.idx AND f.to_idx > -1
+    WHERE f.kind IN ('clock_rate', 'clock_jump') AND f.from_idx < d.idx
 ),
 undone AS (
     SELECT DISTINCT d.run_id, d.idx FROM delayed d JOIN {faults} f ON f.run_id = d.run_id AND f.destroys
-    WHERE d.taken_back < f.from_idx AND f.from_idx < d.idx
+    WHERE d.taken_back < f.destroyed_to AND f.from_idx < d.idx
 )
 SELECT d.run_id, 'delays' AS checker, 'D13' AS anomaly, 'safety' AS severity, d.queue, d.consumer_group, d.value, d.idx,
        'before its time' AS detail

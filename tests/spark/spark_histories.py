@@ -235,7 +235,7 @@ def chaos(seed: int, events: int = 60) -> tuple[HistoryHeader, list[HistoryEvent
     rng = random.Random(seed)
     header = HistoryHeader(run_id=f"chaos-{seed}", seed=seed, contract=_contract(rng))
     values = [f"{producer}-{seq}" for producer in ("p", "q") for seq in range(rng.choice((1, 3, 6)))]
-    queues = ["a", "b", "$dlq/a", "$dlq/b"]
+    queues = ["a", rng.choice(("b", "$mqtt/b")), "$dlq/a", "$dlq/b"]
     faults = ["crash", "power_loss node", "pause", "partition clients", "reset", "latency 5", ""]
     faults += rng.sample(["bit_rot node", "lying_sync node", "sync_error node", "clock_jump node", "stop", "clog"], 3)
     made: list[HistoryEvent] = []
@@ -288,6 +288,8 @@ _KINDS = (
         OpKind.SESSION_END,
         OpKind.FAULT,
         OpKind.DRAIN,
+        OpKind.COMMIT,
+        OpKind.CANCEL,
     ]
 )
 
@@ -316,9 +318,26 @@ def _random_event(
             return HistoryEvent(**common, type=outcome, op=op, value=value)
         home = rng.choice(("a", "a", "a", "b"))
         key = rng.choice(("", "k"))
+        if rng.random() < 0.1:
+            common["f"] = OpKind.WILL
         return HistoryEvent(
-            **common, type=OpType.INVOKE, queue=home, key=key, value=value, producer=producer, seq=int(seq)
+            **common,
+            type=OpType.INVOKE,
+            queue=home,
+            key=key,
+            value=value,
+            producer=producer,
+            seq=int(seq),
+            txn=rng.choice(("", "", "t1", "t2")),
+            delay_ns=rng.choice((-1, -1, -1, 0, 900_000_000)),
+            lane=rng.choice((-1, 0, 2)),
         )
+    if kind is OpKind.COMMIT:
+        return HistoryEvent(**common, type=OpType.INVOKE, txn=rng.choice(("t1", "t2", "t3")))
+    if kind is OpKind.CANCEL:
+        if completes:
+            return HistoryEvent(**common, type=outcome, op=op, value=value)
+        return HistoryEvent(**common, type=OpType.INVOKE, value=value)
     if kind is OpKind.DELIVER:
         return HistoryEvent(
             **common,
@@ -344,9 +363,11 @@ def _random_event(
         return HistoryEvent(**common, type=OpType.INVOKE, detail=rng.choice(faults[:-1]))
     if kind is OpKind.DRAIN:
         scope = {"queue": rng.choice((queue, "")), "group": rng.choice((group, "", ""))}
-        return HistoryEvent(**common, type=rng.choice((OpType.OK, OpType.INFO, OpType.INVOKE)), **scope)
+        ends = (OpType.OK, OpType.OK, OpType.INFO, OpType.FAIL, OpType.INVOKE)
+        return HistoryEvent(**common, type=rng.choice(ends), **scope)
     if kind is OpKind.SUBSCRIBE:
-        return HistoryEvent(**common, type=outcome, queue=queue, group=group)
+        type_, reason = rng.choice((outcome, OpType.INVOKE)), rng.choice(("", "latest"))
+        return HistoryEvent(**common, type=type_, queue=queue, group=group, reason=reason)
     return HistoryEvent(**common, type=OpType.OK)
 
 

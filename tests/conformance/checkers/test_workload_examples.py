@@ -1,0 +1,515 @@
+"""Transactions, delays, priorities, new groups and plain MQTT: each rule with its near misses, which must pass.
+
+The histories that break the rules are planted in whole runs (``test_workload_planting.py``); those here are as close to
+them as a right broker can come.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import AckedMeans, OpKind, OpType
+from tests.conformance.checkers.history import CONTRACT, FAIL, INFO, INVOKE, OK, History
+
+SPACE = "$mqtt/s"
+RETAINED = "$retained/s"
+PLAIN = msgspec.structs.replace(CONTRACT, dead_letters=False)
+
+
+class TestTransactions:
+    def publish(self, history: History, seq: int, txn: str = "t") -> int:
+        fields = {"queue": "q", "key": "k", "value": f"p-{seq}", "producer": "p", "seq": seq, "txn": txn}
+        return history.add("p", OpKind.PUBLISH, INVOKE, **fields)
+
+    def finish(self, history: History, ops: list[int], outcome: OpType) -> None:
+        for seq, op in enumerate(ops):
+            history.add("p", OpKind.PUBLISH, outcome, op=op, value=f"p-{seq}", txn="t")
+
+    def unknown(self, seen: tuple[int, ...], *, subscribed_late: bool = False) -> History:
+        """Two messages, whose commit has no answer."""
+        history = History()
+        ops = [self.publish(history, 0)]
+        if subscribed_late:
+            history.add("c", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        ops.append(self.publish(history, 1))
+        commit = history.add("p", OpKind.COMMIT, INVOKE, txn="t")
+        for seq in seen:
+            history.deliver(f"p-{seq}")
+            history.settle(f"p-{seq}")
+        history.add("p", OpKind.COMMIT, INFO, op=commit, txn="t")
+        self.finish(history, ops, INFO)
+        return history
+
+    def test_an_unknown_commit_shows_all_or_nothing(self) -> None:
+        for seen, found in (((0, 1), []), ((), []), ((0,), [("E2", "p-1")]), ((1,), [("E2", "p-0")])):
+            history = self.unknown(seen)
+            history.drain()
+            assert history.found() == found
+
+    def test_who_was_not_drained_or_came_late_proves_nothing(self) -> None:
+        history = self.unknown((1,))
+        history.drain(INFO)
+        assert history.found() == []
+        history = self.unknown((1,), subscribed_late=True)
+        history.drain()
+        assert history.found() == []
+
+    def test_a_delivery_may_overtake_the_answer_to_the_commit(self) -> None:
+        history = self.unknown((0, 1))
+        assert history.found() == []
+
+    def test_before_the_commit(self) -> None:
+        history = History()
+        op = self.publish(history, 0)
+        history.deliver("p-0")
+        history.add("p", OpKind.COMMIT, INVOKE, txn="t")
+        self.finish(history, [op], OK)
+        assert ("E1", "p-0") in history.found()
+
+    def test_an_abandoned_one_shows_nothing(self) -> None:
+        history = History()
+        op = self.publish(history, 0)
+        self.finish(history, [op], FAIL)
+        history.drain()
+        assert history.found() == []
+        history.deliver("p-0")
+        assert ("A10", "p-0") in history.found()
+
+
+class TestDelays:
+    def delayed(self, delay_s: float, waited_s: float) -> History:
+        history = History()
+        fields = {"queue": "q", "value": "p-0", "producer": "p", "seq": 0}
+        op = history.add("p", OpKind.PUBLISH, INVOKE, delay_ns=int(delay_s * 1e9), **fields)
+        history.add("p", OpKind.PUBLISH, OK, op=op, **fields)
+        history.wait(waited_s)
+        return history
+
+    def test_at_its_time_and_a_tick_early(self) -> None:
+        for waited_s, found in ((1.0, []), (0.99, []), (0.95, [("D13", "p-0")])):
+            history = self.delayed(1.0, waited_s)
+            history.deliver("p-0")
+            assert history.found() == found
+
+    def test_a_wrong_clock_is_no_fault_of_the_broker(self) -> None:
+        history = self.delayed(1.0, 0.2)
+        history.fault("clock_jump")
+        history.deliver("p-0")
+        assert history.found() == []
+
+    @pytest.mark.parametrize(("answer", "arrives", "found"), [(OK, False, []), (FAIL, True, []), (INFO, True, [])])
+    def test_taken_back(self, answer: OpType, arrives: bool, found: list[tuple[str, str]]) -> None:
+        """What was taken back, or perhaps so, need not come; what was not taken back, or perhaps not, may."""
+        history = self.delayed(1.0, 0.1)
+        op = history.add("p", OpKind.CANCEL, INVOKE, queue="q", value="p-0")
+        history.add("p", OpKind.CANCEL, answer, op=op, queue="q", value="p-0")
+        history.wait(1.0)
+        if arrives:
+            history.deliver("p-0")
+            history.settle("p-0")
+        history.drain()
+        assert history.found() == found
+
+    def test_a_refused_cancel_leaves_the_message_owed(self) -> None:
+        for answer, found in ((FAIL, [("A1", "p-0")]), (INFO, []), (OK, [])):
+            history = self.delayed(1.0, 0.1)
+            op = history.add("p", OpKind.CANCEL, INVOKE, queue="q", value="p-0")
+            history.add("p", OpKind.CANCEL, answer, op=op, queue="q", value="p-0")
+            history.deliver(history.send(1))
+            history.settle("p-1")
+            history.drain()
+            assert history.found() == found
+
+    def test_a_loss_of_power_may_fire_it_twice(self) -> None:
+        for fault, found in (("power_loss", []), ("crash", [("B1", "p-0")])):
+            history = self.delayed(0.1, 0.2)
+            history.deliver("p-0", at=3)
+            history.settle("p-0")
+            history.fault(fault)
+            history.end_session()
+            history.deliver("p-0", at=4, to="c2")
+            assert [row for row in history.found() if row[0] == "B1"] == found
+            assert bool([row for row in history.found() if row[0] == "A15"]) is bool(found)
+
+    def test_delayed_messages_have_no_order(self) -> None:
+        history = self.delayed(0.1, 0.2)
+        history.deliver(history.send(1))
+        history.deliver("p-0")
+        assert history.found() == []
+
+
+class TestPriorities:
+    def backlog(self, lower: int, *, own: int = 0, lane: int = 0, pause_s: float = 1.0) -> History:
+        """An urgent message, and what comes before it."""
+        history = History()
+        sent = 0
+        for number, count in ((2, lower), (lane, own), (lane, 1)):
+            for _ in range(count):
+                fields = {"queue": "q", "key": f"k{number}", "value": f"p-{sent}", "producer": "p", "seq": sent}
+                op = history.add("p", OpKind.PUBLISH, INVOKE, lane=number, **fields)
+                history.add("p", OpKind.PUBLISH, OK, op=op, **fields)
+                sent += 1
+        history.wait(pause_s)
+        for seq in range(sent):
+            history.deliver(f"p-{seq}")
+        return history
+
+    def test_the_shares_bound_the_wait(self) -> None:
+        """With 50 of a hundred, an urgent message waits for less than two rounds of the 50 others."""
+        assert self.backlog(100).found() == []
+        assert self.backlog(101).found() == [("D10", "p-101")]
+
+    def test_no_promise(self) -> None:
+        assert self.backlog(300).found(msgspec.structs.replace(CONTRACT, lane_shares="")) == []
+
+    def test_what_was_under_way_may_come_before(self) -> None:
+        assert self.backlog(300, pause_s=0.0).found() == [], "nothing is counted within half a second of the confirm"
+
+    def test_a_fault_excuses(self) -> None:
+        history = History()
+        fields = {"queue": "q", "value": "p-0", "producer": "p", "seq": 0}
+        op = history.add("p", OpKind.PUBLISH, INVOKE, lane=0, **fields)
+        history.add("p", OpKind.PUBLISH, OK, op=op, **fields)
+        history.fault("pause", 1.0)
+        for seq in range(1, 301):
+            history.deliver(history.send(seq))
+        history.deliver("p-0")
+        assert [row for row in history.found() if row[0] == "D10"] == []
+
+
+class TestCursor:
+    def test_what_was_not_confirmed_before_may_come(self) -> None:
+        history = History()
+        early = history.send(0)
+        op = history.add("p", OpKind.PUBLISH, INVOKE, queue="q", key="k", value="p-1", producer="p", seq=1)
+        history.add("c", OpKind.SUBSCRIBE, INVOKE, queue="q", group="g", reason="latest")
+        history.add("p", OpKind.PUBLISH, OK, op=op, value="p-1")
+        history.deliver("p-1")
+        assert history.found() == []
+        history.deliver(early, at=0)
+        assert ("F14", "p-0") in history.found()
+
+    def test_an_older_group_of_the_same_queue(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.add("c", OpKind.SUBSCRIBE, INVOKE, queue="q", group="g", reason="latest")
+        history.deliver(value, group="h", to="d")
+        assert history.found() == []
+
+    def test_a_deleted_group_is_owed_nothing(self) -> None:
+        history = History()
+        history.add("c", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        history.send(0)
+        history.add("drain", OpKind.DRAIN, FAIL, queue="q", group="g")
+        history.deliver(history.send(1), group="h", to="d")
+        history.settle("p-1", by="d", group="h")
+        history.deliver("p-0", at=0, group="h", to="d", count=1)
+        history.settle("p-0", by="d", group="h")
+        history.drain()
+        assert [row for row in history.found() if row[0] == "A1"] == []
+
+
+class TestPlainDeliveries:
+    def sent(self, qos: int, invocations: int = 1) -> History:
+        history = History()
+        fields = {"queue": SPACE, "key": f"s/t/0:{qos}", "value": "p-0", "producer": "p", "seq": 0, "qos": qos}
+        for _ in range(invocations):
+            op = history.add("p", OpKind.PUBLISH, INVOKE, **fields)
+        history.add("p", OpKind.PUBLISH, OK, op=op, **fields)
+        return history
+
+    def take(self, history: History, qos: int, *, to: str = "s0.0", group: str = "s0", again: bool = False) -> None:
+        history.add(
+            to, OpKind.DELIVER, OK, queue=SPACE, group=group, value="p-0", qos=qos, redelivered=again, offset=-1
+        )
+
+    def test_qos_1_comes_again_over_the_next_connection(self) -> None:
+        history = self.sent(1)
+        self.take(history, 1)
+        self.take(history, 1, to="s0.1", again=True)
+        assert history.found(PLAIN) == []
+
+    def test_a_publisher_that_sent_it_again_may_have_made_two(self) -> None:
+        history = self.sent(1, invocations=2)
+        self.take(history, 1)
+        self.take(history, 1)
+        assert history.found(PLAIN) == []
+        self.take(history, 1)
+        assert history.found(PLAIN) == [("B3", "p-0")]
+
+    def test_3_1_1_does_not_forbid_to_repeat_over_one_connection(self) -> None:
+        history = History()
+        op = history.add("s0.0", OpKind.CONNECT, INVOKE, group="s0", detail="MQTT 3.1.1")
+        history.add("s0.0", OpKind.CONNECT, OK, op=op, group="s0", reason="new")
+        fields = {"queue": SPACE, "key": "s/t/0:1", "value": "p-0", "producer": "p", "seq": 0, "qos": 1}
+        history.add("p", OpKind.PUBLISH, INVOKE, **fields)
+        self.take(history, 1)
+        self.take(history, 1, again=True)
+        assert [(row.anomaly, row.severity) for row in history.rows(PLAIN)] == [("B3", Severity.QUALITY)]
+
+    def test_two_sessions_and_two_lives_get_one_each(self) -> None:
+        history = self.sent(2)
+        for group in ("s0", "s1", "s0~2"):
+            self.take(history, 2, to=f"{group}.0", group=group)
+        assert history.found(PLAIN) == []
+
+    def test_lost_state_may_repeat_qos_2(self) -> None:
+        for means, severity in ((AckedMeans.DISK, Severity.SAFETY), (AckedMeans.MEMORY, Severity.QUALITY)):
+            history = self.sent(2)
+            self.take(history, 2)
+            history.fault("crash")
+            self.take(history, 2, to="s0.1")
+            rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
+            assert [(row.anomaly, row.severity) for row in rows] == [("B2", severity)]
+
+    def test_a_share_goes_on_when_a_member_is_gone(self) -> None:
+        history = self.sent(1)
+        self.take(history, 1, to="h0.0", group="$share/x")
+        history.end_session("h0.0")
+        self.take(history, 1, to="h1.0", group="$share/x")
+        assert history.found(PLAIN) == []
+        self.take(history, 1, to="h2.0", group="$share/x")
+        assert history.found(PLAIN) == [("B6", "p-0")]
+
+    def test_a_share_keeps_a_message_of_qos_2_with_its_member(self) -> None:
+        history = self.sent(2)
+        self.take(history, 2, to="h0.0", group="$share/x")
+        history.end_session("h0.0")
+        self.take(history, 2, to="h1.0", group="$share/x")
+        assert history.found(PLAIN) == [("B2", "p-0")]
+
+    def test_qos_0_is_owed_to_nobody(self) -> None:
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        history.add("p", OpKind.PUBLISH, INVOKE, queue=SPACE, key="s/t/0:0", value="p-0", producer="p", seq=0, qos=0)
+        history.add("drain", OpKind.DRAIN, OK, queue=SPACE)
+        assert history.found(PLAIN) == []
+
+    def test_an_ended_session_is_owed_nothing(self) -> None:
+        for ended in (True, False):
+            history = History()
+            history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+            fields = {"queue": SPACE, "key": "s/t/0:1", "value": "p-0", "producer": "p", "seq": 0, "qos": 1}
+            op = history.add("p", OpKind.PUBLISH, INVOKE, **fields)
+            history.add("p", OpKind.PUBLISH, OK, op=op, **fields)
+            if ended:
+                history.add("drain", OpKind.DRAIN, FAIL, queue=SPACE, group="s0")
+            history.add("drain", OpKind.DRAIN, OK, queue=SPACE)
+            assert history.found(PLAIN) == ([] if ended else [("A1", "p-0")])
+
+
+class TestSessions:
+    def connect(self, history: History, number: int, reason: str, *, expiry_s: float = 2.0) -> None:
+        process = f"s0.{number}"
+        expiry_ns = -1 if expiry_s < 0 else int(expiry_s * 1e9)
+        op = history.add(process, OpKind.CONNECT, INVOKE, group="s0", delay_ns=expiry_ns)
+        history.add(process, OpKind.CONNECT, OK, op=op, group="s0", reason=reason)
+
+    def end(self, history: History, number: int, silent_s: float = 0.0) -> None:
+        history.add(f"s0.{number}", OpKind.SESSION_END, OK, delay_ns=int(silent_s * 1e9))
+
+    def away(self, seconds: float, reason: str, *, silent_s: float = 0.0, fault: str = "") -> list[str]:
+        """A session of two seconds, whose client is away."""
+        history = History()
+        self.connect(history, 0, "new")
+        self.end(history, 0, silent_s)
+        if fault:
+            history.fault(fault)
+        history.wait(seconds)
+        self.connect(history, 1, reason)
+        return [anomaly for anomaly, _ in history.found(PLAIN)]
+
+    def test_the_expiry_and_the_time_around_it(self) -> None:
+        assert self.away(0.5, "present") == []
+        assert self.away(0.5, "new") == ["S1"]
+        for reason in ("present", "new"):
+            assert self.away(1.7, reason) == [], "half a second before the expiry, and one after it, both are right"
+            assert self.away(2.9, reason) == []
+        assert self.away(1.3, "new") == ["S1"]
+        assert self.away(3.5, "new") == []
+        assert self.away(3.5, "present") == ["S2"]
+
+    def test_the_broker_may_have_noticed_the_end_earlier_or_later(self) -> None:
+        assert self.away(0.5, "new", silent_s=1.0) == []
+        assert self.away(3.5, "present", fault="partition") == []
+
+    def test_taken_over(self) -> None:
+        history = History()
+        self.connect(history, 0, "new", expiry_s=-1)
+        self.connect(history, 1, "present", expiry_s=-1)
+        assert history.found(PLAIN) == []
+        self.connect(history, 2, "new", expiry_s=-1)
+        assert [anomaly for anomaly, _ in history.found(PLAIN)] == ["S1"]
+
+    def test_who_never_heard_of_the_session_may_find_one(self) -> None:
+        history = History()
+        op = history.add("s0.0", OpKind.CONNECT, INVOKE, group="s0", delay_ns=-1)
+        history.add("s0.0", OpKind.CONNECT, INFO, op=op, group="s0")
+        self.connect(history, 1, "present", expiry_s=-1)
+        assert history.found(PLAIN) == []
+
+
+class TestRetained:
+    def write(
+        self, history: History, seq: int, status: OpType | None = OK, *, qos: int = 1, removes: bool = False
+    ) -> int:
+        fields = {
+            "queue": RETAINED,
+            "key": f"s/r/0:{qos}",
+            "value": f"w-{seq}",
+            "producer": "w",
+            "seq": seq,
+            "qos": qos,
+        }
+        op = history.add("w", OpKind.PUBLISH, INVOKE, reason="removes" if removes else "", **fields)
+        if status is not None:
+            history.add("w", OpKind.PUBLISH, status, op=op, **fields)
+        return op
+
+    def read(self, history: History, value: str) -> None:
+        op = history.add("r.0", OpKind.READ, INVOKE, queue=RETAINED)
+        history.add("r.0", OpKind.READ, OK, op=op, queue=RETAINED, group="s/r/0", value=value)
+
+    def found(self, history: History) -> list[str]:
+        return [anomaly for anomaly, _ in history.found(PLAIN)]
+
+    def test_the_last_one(self) -> None:
+        history = History()
+        self.write(history, 0)
+        self.write(history, 1)
+        self.read(history, "w-1")
+        assert self.found(history) == []
+        self.read(history, "w-0")
+        assert self.found(history) == ["R1"]
+
+    def test_two_at_once_and_one_without_answer(self) -> None:
+        history = History()
+        self.write(history, 0)
+        first = self.write(history, 1, None)
+        self.write(history, 2, None)
+        history.add("w", OpKind.PUBLISH, OK, op=first, queue=RETAINED, value="w-1")
+        for value in ("w-1", "w-2", "w-1"):
+            self.read(history, value)
+        assert self.found(history) == [], "neither was over before the other began"
+
+    def test_what_somebody_has_seen_stays_seen(self) -> None:
+        history = History()
+        self.write(history, 0)
+        self.write(history, 1, INFO)
+        self.read(history, "w-0")
+        assert self.found(history) == []
+        self.read(history, "w-1")
+        self.read(history, "w-0")
+        assert self.found(history) == ["R1"]
+
+    def test_nothing(self) -> None:
+        history = History()
+        self.read(history, "")
+        self.write(history, 0)
+        self.write(history, 1, INFO, removes=True)
+        self.read(history, "")
+        self.read(history, "w-0")
+        assert self.found(history) == [], "the removal may come at any time"
+        self.write(history, 2)
+        self.read(history, "")
+        assert self.found(history) == [], "even now"
+
+    def test_nothing_where_something_must_be(self) -> None:
+        history = History()
+        self.write(history, 0, removes=True)
+        self.write(history, 1)
+        self.read(history, "")
+        assert self.found(history) == ["R2"]
+
+    def test_qos_0_may_be_dropped(self) -> None:
+        history = History()
+        self.write(history, 0)
+        self.write(history, 1, None, qos=0)
+        self.read(history, "")
+        assert self.found(history) == []
+        self.write(history, 2)
+        self.read(history, "")
+        assert self.found(history) == ["R2"], "not what its producer wrote afterwards"
+
+    def test_memory_may_be_lost(self) -> None:
+        history = History()
+        self.write(history, 0)
+        history.fault("crash")
+        self.read(history, "")
+        rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=AckedMeans.MEMORY))
+        assert [(row.anomaly, row.severity) for row in rows] == [("R2", Severity.QUALITY)]
+
+
+class TestWills:
+    def left(self, delay_s: float = 0.0) -> History:
+        """A watcher, and a client that has left a will."""
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        self.connect(history, 0, delay_s)
+        return history
+
+    def connect(self, history: History, number: int, delay_s: float = 0.0) -> None:
+        fields = {"queue": SPACE, "value": f"l0-{number}", "producer": "l0", "seq": number, "group": "l0"}
+        self.will = history.add(f"l0.{number}", OpKind.WILL, INVOKE, delay_ns=int(delay_s * 1e9), **fields)
+        op = history.add(f"l0.{number}", OpKind.CONNECT, INVOKE, group="l0")
+        reason = "present" if number else "new"
+        history.add(f"l0.{number}", OpKind.CONNECT, OK, op=op, group="l0", reason=reason)
+
+    def end(self, history: History, outcome: OpType, silent_s: float = 0.0) -> None:
+        history.wait(0.5)
+        history.add("l0.0", OpKind.SESSION_END, OK, delay_ns=int(silent_s * 1e9))
+        history.add("l0.0", OpKind.WILL, outcome, op=self.will, value="l0-0", group="l0")
+
+    def publish(self, history: History, after_s: float = 0.0) -> None:
+        history.wait(after_s)
+        history.add("s0.0", OpKind.DELIVER, OK, queue=SPACE, group="s0", value="l0-0", qos=1)
+
+    def drained(self, history: History) -> list[str]:
+        history.wait(6.0)
+        history.add("drain", OpKind.DRAIN, OK, queue=SPACE)
+        return [anomaly for anomaly, _ in history.found(PLAIN)]
+
+    def test_due_and_withdrawn(self) -> None:
+        for outcome, published, found in (
+            (OK, True, []),
+            (OK, False, ["W1"]),
+            (FAIL, False, []),
+            (FAIL, True, ["W2"]),
+            (INFO, True, []),
+            (INFO, False, []),
+        ):
+            history = self.left()
+            self.end(history, outcome)
+            if published:
+                self.publish(history)
+            assert self.drained(history) == found
+
+    def test_a_fault_may_hide_the_disconnect_and_a_crash_the_will(self) -> None:
+        history = self.left()
+        history.fault("partition")
+        self.end(history, FAIL)
+        self.publish(history)
+        assert self.drained(history) == []
+        history = self.left()
+        self.end(history, OK)
+        history.fault("crash")
+        assert self.drained(history) == []
+
+    def test_the_delay(self) -> None:
+        for after_s, silent_s, found in ((2.0, 0.0, []), (1.0, 0.5, []), (1.0, 0.0, ["W3"])):
+            history = self.left(2.0)
+            self.end(history, OK, silent_s)
+            self.publish(history, after_s)
+            assert self.drained(history) == found
+
+    def test_back_in_time(self) -> None:
+        for back_after_s, published, found in ((0.5, False, []), (0.5, True, ["W2"]), (1.8, True, []), (2.8, True, [])):
+            history = self.left(2.0)
+            self.end(history, OK)
+            history.wait(back_after_s)
+            self.connect(history, 1)
+            if published:
+                self.publish(history, 3.0)
+            assert self.drained(history) == found
