@@ -68,16 +68,24 @@ class SimNemesis:
         if fault.kind is FaultKind.RESTART_STORM:
             yield from self._storm(fault)
             return
-        detail = describe(fault)
-        op = self._history.record(self._kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
         if fault.kind is FaultKind.TORN_WRITE or fault.call is not DiskCall.ANY_TIME:
-            yield from self._within_a_call(fault)
+            op = yield from self._within_a_call(fault)
             end: Callable[[], None] = self._node.start
         else:
+            op = self._record_begin(fault)
             end = self._begin(fault)
         yield self._kernel.env.timeout(fault.for_s)
         end()
-        self._history.record(self._kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.OK, op=op, detail=detail)
+        self._record_end(fault, op)
+
+    def _record_begin(self, fault: Fault) -> int:
+        return self._history.record(
+            self._kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=describe(fault)
+        )
+
+    def _record_end(self, fault: Fault, op: int) -> None:
+        now, detail = self._kernel.now, describe(fault)
+        self._history.record(now, FAULT_PROCESS, OpKind.FAULT, OpType.OK, op=op, detail=detail)
 
     def _begin(self, fault: Fault) -> Callable[[], None]:
         """Start a fault; returns what ends it."""
@@ -130,27 +138,29 @@ class SimNemesis:
         else:
             self._node.crash()
 
-    def _within_a_call(self, fault: Fault) -> _Steps:
-        """Have the node end in a call to the disk, or some time later if none comes."""
+    def _within_a_call(self, fault: Fault) -> Generator[Event, None, int]:
+        """Have the node end in a call to the disk, or some time later if none comes: then the fault begins."""
         gone = self._kernel.env.event()
+        begun: list[int] = []
 
         def down() -> None:
+            begun.append(self._record_begin(fault))
             self._take_down(fault)
             gone.succeed()
 
         trouble = Trouble(fault, self._stream(fault), down)
         self._troubled.begin(trouble)
         yield gone | self._kernel.env.timeout(CALL_PATIENCE_S)
-        if not gone.triggered:
+        if not begun:
             self._troubled.end(trouble)
-            self._take_down(fault)
+            down()
+        return begun[0]
 
     def _storm(self, fault: Fault) -> _Steps:
         """Kill the node, and again each time while it starts: every kill is a fault of the history."""
         rng = self._stream(fault)
-        detail = describe(fault)
         for number in range(fault.times + 1):
-            op = self._history.record(self._kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
+            op = self._record_begin(fault)
             self._node.crash()
             is_last = number == fault.times
             yield self._kernel.env.timeout(fault.for_s if is_last else rng.uniform(0, 0.001))
@@ -160,7 +170,7 @@ class SimNemesis:
                 self._troubled.begin(trouble)
             self._node.start()
             self._troubled.end(trouble)
-            self._history.record(self._kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.OK, op=op, detail=detail)
+            self._record_end(fault, op)
 
     # -- what faults are made of -----------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ import msgspec
 
 from assay.conformance.checkers import CheckOutcome, check_history
 from assay.conformance.mutants import applied
+from assay.faults.fault_kinds import FaultKind
 from assay.faults.measure import check_targets, measure
 from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld
-from assay.reference_broker.trace.fault_classes import DAMAGING
+from assay.reference_broker.trace.fault_classes import DAMAGING, LYING
 from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
 from assay.reference_broker.trace.results import (
     Finding,
@@ -29,7 +30,16 @@ from assay.reference_broker.trace.results import (
     worst,
     write_result,
 )
-from assay.reference_broker.trace.schema import HistoryHeader, OpKind, TraceEvent, TraceHeader, TraceKind, Tracer
+from assay.reference_broker.trace.schema import (
+    AckedMeans,
+    Contract,
+    HistoryHeader,
+    OpKind,
+    TraceEvent,
+    TraceHeader,
+    TraceKind,
+    Tracer,
+)
 from assay.sim.kernel import EPOCH_S, Kernel
 from assay.sim.space_time import SPACE_TIME_NAME, write_space_time
 from assay.sim.world import Watcher, World, WorldProfile, WorldRun
@@ -93,17 +103,21 @@ def simulate(
     judgement = check_history(header, run.events)
     findings = judgement.findings
     verdict = judgement.verdict
-    silent = _silent_losses(run, findings)
+    silent = _silent_losses(run, findings, scenario.contract)
     if silent or run.died:
         findings = [*([_death(run)] if run.died else []), *silent, *findings]
         verdict = Verdict.FAIL
     return SimOutcome(header=header, run=run, judgement=judgement, findings=findings, verdict=verdict, wall_s=wall_s)
 
 
-def _silent_losses(run: WorldRun, findings: list[Finding]) -> list[Finding]:
-    """A damaged disk lets a broker lose what it had confirmed, not keep quiet about it (Q-DURA-16, Q-DURA-17)."""
-    began = (event.detail.split(maxsplit=1)[0] for event in run.events if event.f is OpKind.FAULT and event.detail)
-    if run.storage_notes or not any(kind in DAMAGING for kind in began):
+def _silent_losses(run: WorldRun, findings: list[Finding], contract: Contract) -> list[Finding]:
+    """Bits that flipped let a broker lose what it had confirmed, not keep quiet about it (Q-DURA-16, Q-DURA-17).
+
+    Of a write that got nowhere nothing is left to notice, and of what is confirmed before it is on the disk neither.
+    """
+    began = {event.detail.split(maxsplit=1)[0] for event in run.events if event.f is OpKind.FAULT and event.detail}
+    damage = began & (DAMAGING | LYING)
+    if run.storage_notes or damage != {FaultKind.BIT_ROT} or contract.acked_means is not AckedMeans.DISK:
         return []
     lost = [finding for finding in findings if finding.anomaly in _LOSSES and finding.severity is Severity.QUALITY]
     text = "and the broker said nothing of its damaged disk"

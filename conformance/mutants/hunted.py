@@ -9,17 +9,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.conformance.mutants.queue_engine import after
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups import group_recovery, group_state
 from assay.reference_broker.queues.groups.group import ConsumerGroup
-from assay.reference_broker.queues.groups.pending import PendingEntry
-from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import call_all
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.partitions import partition
 from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.disk import Disk
@@ -30,7 +28,7 @@ from assay.reference_broker.storage.notes import Notes
 from assay.reference_broker.storage.pending_codec import LogDamage, walk_frames
 from assay.reference_broker.storage.pending_log import PendingLogFile
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
-from assay.reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot, SnapshotPhase
+from assay.reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot
 from assay.reference_broker.storage.segment import Segment, SegmentScan
 from assay.reference_broker.storage.segment_scan import BatchPlace, Window, scan_batches
 
@@ -157,14 +155,6 @@ def settlements_refused_are_forgotten(patch: Patch) -> None:
     patch.wrap(PendingLogFile, "flush", make)
 
 
-@mutant("hunt-part-of-a-frame-stays", "what a refused write of settlements left behind stays in front of the next")
-def part_of_a_frame_stays(patch: Patch) -> None:
-    def keep(self: PendingLogFile) -> None:
-        self._uncut = None
-
-    patch.replace(PendingLogFile, "_cut_rest", keep)
-
-
 @mutant("hunt-rest-forgotten", "a group that rests after a refused write is not woken if something else was due before")
 def rest_forgotten(patch: Patch) -> None:
     patch.rewrite(ConsumerGroup, "rearm", "self.stalled_until > now", "False")
@@ -175,12 +165,11 @@ def rests_longer(patch: Patch) -> None:
     patch.replace(group_state, "WRITE_RETRY_S", 1.5)
 
 
-@mutant("hunt-dead-letter-let-go", "a message whose dead letter is refused is let go all the same")
+@mutant(
+    "hunt-dead-letter-let-go", "a message whose dead letter the disk refuses is let go, and its rejection confirmed"
+)
 def dead_letter_let_go(patch: Patch) -> None:
-    def failed(self: ConsumerGroup, entry: PendingEntry, reason: str) -> None:
-        self.dead_lettered(entry, reason, None)
-
-    patch.replace(ConsumerGroup, "dead_letter_failed", failed)
+    patch.rewrite(DurableQueue, "dead_letter", "if error is None:", "if True:")
 
 
 @mutant("hunt-unread-message-skipped", "a message that the disk does not give just now is taken for none")
@@ -280,23 +269,6 @@ def group_tail_stays(patch: Patch) -> None:
     patch.replace(GroupRecovery, "_cut", cut)
 
 
-@mutant("hunt-snapshot-before-log", "a group's snapshot is put in its place before the log that it covers is synced")
-def snapshot_before_log(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def run(self: PendingSync) -> None:
-            files, self.files = self.files, ()
-            original(self)
-            if self.snapshot is None:
-                for file in files:
-                    file.sync()
-            self.files = files
-
-        return run
-
-    patch.replace(pending_log, "SNAPSHOT_OPERATIONS", _SOON)
-    patch.wrap(PendingSync, "run", make)
-
-
 @mutant("hunt-snapshot-unsynced", "a group's snapshot is put in its place without a sync of its own files")
 def snapshot_unsynced(patch: Patch) -> None:
     def write(self: Snapshot, disk: Disk, paths: GroupPaths) -> None:
@@ -308,16 +280,6 @@ def snapshot_unsynced(patch: Patch) -> None:
 
     patch.replace(pending_log, "SNAPSHOT_OPERATIONS", _SOON)
     patch.replace(Snapshot, "write", write)
-
-
-@mutant("hunt-logs-swapped-too-soon", "a group's new log replaces the old one before the snapshot's names are synced")
-def logs_swapped_too_soon(patch: Patch) -> None:
-    def swap(result: None, self: PendingLogFile) -> None:
-        if self._phase is SnapshotPhase.PLACED:
-            self._swap_logs()
-
-    patch.replace(pending_log, "SNAPSHOT_OPERATIONS", _SOON)
-    after(patch, PendingLogFile, "_place_snapshot", swap)
 
 
 @variation("hunt-snapshots-soon", "a group writes a snapshot after every twenty operations")
@@ -345,14 +307,6 @@ def group_name_synced_always(patch: Patch) -> None:
         return build
 
     patch.wrap(PendingSync, "__init__", make)
-
-
-@mutant("hunt-end-without-sync", "an orderly end confirms what waits for a sync, and leaves the sync to the system")
-def end_without_sync(patch: Patch) -> None:
-    def failure(self: BackgroundJob) -> OSError | None:
-        """Soon nobody will ask."""
-
-    patch.replace(BackgroundJob, "failure", failure)
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     ),
     FaultKind.CLOCK_JUMP: FaultDraw(
         for_s=None,
-        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -0.5, 0.5, 5.0, 60.0, 86_400.0))},
+        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -2.0, -0.5, 0.5, 2.0, 5.0, 60.0, 86_400.0))},
         needs_restart=True,
     ),
     FaultKind.CLOCK_RATE: FaultDraw(

@@ -94,10 +94,10 @@ def test_a_node_goes_down_within_a_call(kind: FaultKind, call: DiskCall) -> None
     outcome = run(fault)
     assert outcome.run.metrics["broker_starts"] == 2
     begun, ended = [event.time_ns / 1e9 for event in outcome.run.events if event.f is OpKind.FAULT]
-    assert begun == pytest.approx(0.2)
-    assert ended <= fault.ends_s + 0.001
+    assert ended == pytest.approx(begun + 0.05)
+    assert 0.2 <= begun <= fault.ends_s - 0.049
     if call in (DiskCall.WRITE, DiskCall.SYNC, DiskCall.CHANGE):
-        assert ended < 0.5, "it did not have to wait for long"
+        assert begun < 0.4, "it did not have to wait for long"
 
 
 def test_a_torn_write_leaves_a_tail_to_cut() -> None:
