@@ -8,6 +8,8 @@ import pytest
 
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
+from assay.reference_broker.amqp091.wire.frames import FrameType, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
@@ -139,7 +141,7 @@ def test_what_is_not_acknowledged_is_there_after_a_restart_and_marked() -> None:
     c.say(1, "basic.ack", 1, False)
     assert c.get("q").body == b"1"
     c.declare("gone", durable=False)
-    disk.crash() if hasattr(disk, "crash") else c.node.close(NOW)
+    c.node.close(NOW)
     again = AmqpClient(make_node(disk, now=NOW + 1, seed=2), now=NOW + 1)
     again.open()
     assert [(each.body, each.values[1], each.values[2:4]) for each in (again.get("q"), again.get("q"))] == [
@@ -424,8 +426,6 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     c = client()
     c.declare("q")
     c.publish("q", b"x")
-    from assay.reference_broker.amqp091.wire.frames import FrameType, frame
-    from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 
     requests = [("basic.get", ("q", True)), ("queue.purge", ("q", False)), ("basic.qos", (0, 1, False))]
     c.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) for name, values in requests))
