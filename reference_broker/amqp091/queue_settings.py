@@ -31,6 +31,9 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     rejects: bool = False
     """What is over the limits is refused; otherwise the oldest makes room."""
     delivery_limit: int | None = None
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    """None = the one that the message has."""
 
 
 def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
@@ -48,7 +51,11 @@ def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
             raise _refused(queue, name, value, problem)
         if field is not None:
             given[field[0]] = field[1]
-    return QueueArguments(**given)
+    found = QueueArguments(**given)
+    if found.dead_letter_routing_key is not None and found.dead_letter_exchange is None:
+        text = f"invalid arg 'x-dead-letter-routing-key' for queue '{queue}': it needs x-dead-letter-exchange"
+        raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.queue.declare.arguments")
+    return found
 
 
 def _refused(queue: str, name: str, value: Typed, problem: str) -> AmqpError:
@@ -83,7 +90,18 @@ def _queue_type(value: Typed, _given: dict[str, Any]) -> _Read:
     return None, ""
 
 
+def _text(field: str) -> Any:
+    def read(value: Typed, _given: dict[str, Any]) -> _Read:
+        if value.kind is not Kind.TEXT or len(value.value.encode()) > 255:
+            return None, "it must be a text of at most 255 bytes"
+        return (field, value.value), ""
+
+    return read
+
+
 _READERS: Final[dict[str, Any]] = {
+    "x-dead-letter-exchange": _text("dead_letter_exchange"),
+    "x-dead-letter-routing-key": _text("dead_letter_routing_key"),
     "x-message-ttl": _integer("message_ttl_ms", 0, _MOST_MS),
     "x-expires": _integer("expires_ms", 1, _MOST_MS),
     "x-max-length": _integer("max_length", 0, MAX_DEPTH),
@@ -102,7 +120,8 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         "partitions": 1,
         "ordering": "place",
         "delivery_timeout_s": _FOR_EVER_S,
-        "dead_letters": False,
+        "dead_letters": arguments.dead_letter_exchange is not None,
+        "expired_to_dead_letters": arguments.dead_letter_exchange is not None,
         "max_in_flight": MAX_IN_FLIGHT,
         "max_depth": MAX_DEPTH,
         "max_message_bytes": max_message_bytes,
@@ -123,7 +142,7 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
     if arguments.max_length_bytes is not None:
         settings["max_bytes"] = max(1, arguments.max_length_bytes)
     if not arguments.rejects:
-        settings["overflow"] = "drop_oldest"
+        settings["overflow"] = "drop_oldest" if arguments.dead_letter_exchange is None else "dead_letter_oldest"
     if not durable:
         # Its declaration says when it ends, whoever consumes from it.
         settings |= {"ephemeral": True, "expires_after_s": _FOR_EVER_S}

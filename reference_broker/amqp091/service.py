@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from assay.reference_broker.amqp091.connection import AmqpConnection
+from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.names import GROUP, engine_name
 from assay.reference_broker.amqp091.queue_settings import QueueArguments, parse_arguments, settings_of
 from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost
@@ -64,6 +65,9 @@ class Amqp091:
         self.protocol = WireProtocol(accept=self._accept, opens=opens)
         self._uses: dict[str, QueueUse] = {}
         """By engine name."""
+        self._letter_takers: dict[str, DeadLetterExchange] = {}
+        """Of queues whose dead letters go to an exchange, by engine name."""
+        broker.engine.send_letters_elsewhere(self._letter_takers.get)
 
     def _accept(self, arrival: Arrival) -> AmqpConnection:
         return AmqpConnection(self, arrival)
@@ -135,7 +139,7 @@ class Amqp091:
         # Its group begins now: what other groups settle is not taken from it.
         engine.create_group(engine_queue, GROUP, now)
         vhost.add_queue(record)
-        use = self._uses[engine_queue] = QueueUse(arguments, now)
+        use = self._begin_use(vhost, record, arguments)
         self._touch(vhost, record, use, now)
 
     def use_of(self, vhost: VirtualHost, record: QueueRecord) -> QueueUse:
@@ -148,7 +152,21 @@ class Amqp091:
             except AmqpError:
                 # A later version took it.
                 arguments = QueueArguments()
-            use = self._uses[name] = QueueUse(arguments, self.broker.now)
+            use = self._begin_use(vhost, record, arguments)
+        return use
+
+    def _begin_use(self, vhost: VirtualHost, record: QueueRecord, arguments: QueueArguments) -> QueueUse:
+        name = self.engine_name(vhost, record.name)
+        if arguments.dead_letter_exchange is not None:
+            self._letter_takers[name] = DeadLetterExchange(
+                self.broker.engine,
+                vhost,
+                record.name,
+                arguments.dead_letter_exchange,
+                arguments.dead_letter_routing_key,
+                lambda queue: self.engine_name(vhost, queue),
+            )
+        use = self._uses[name] = QueueUse(arguments, self.broker.now)
         return use
 
     def ready_count(self, vhost: VirtualHost, queue: str) -> int:
@@ -165,6 +183,7 @@ class Amqp091:
         name = self.engine_name(vhost, record.name)
         vhost.remove_queue(record.name)
         use = self._uses.pop(name, None)
+        self._letter_takers.pop(name, None)
         if use is not None:
             if use.expiry is not None:
                 use.expiry.cancel()

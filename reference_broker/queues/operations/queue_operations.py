@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.queues.dead_letters.undelivered import LetterTaker
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.groups.delivery import QueueStats, QueueUsage
 from assay.reference_broker.queues.jobs.agenda import Agenda
@@ -106,6 +107,10 @@ class QueueOperations:
     @admit_queue.setter
     def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig] | None) -> None:
         self._registry.admit = admit
+
+    def send_letters_elsewhere(self, taker_of: Callable[[str], LetterTaker | None]) -> None:
+        """Ask who takes the dead letters of a queue in place of its dead-letter queue; None = nobody does."""
+        self._registry.letters_elsewhere = taker_of
 
     def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
         """What the queues whose names are wanted use together."""

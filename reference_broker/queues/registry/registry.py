@@ -24,6 +24,7 @@ from assay.reference_broker.config import (
 )
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.dead_letters.dead_letters import dead_letter_config
+from assay.reference_broker.queues.dead_letters.undelivered import LetterTaker
 from assay.reference_broker.queues.groups.delivery import QueueUsage
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.background_job import BackgroundJob
@@ -104,6 +105,8 @@ class QueueRegistry:
         self.queues: dict[str, DurableQueue] = {}
         self.admit: Callable[[QueueConfig, bool], QueueConfig] | None = None
         """Asked about a queue that is about to be created, and whether that is by use; may change it, or refuse."""
+        self.letters_elsewhere: Callable[[str], LetterTaker | None] | None = None
+        """Who takes the dead letters of a queue in place of its dead-letter queue; None = nobody does."""
 
     def open_all(self, now: float) -> None:
         """Open and recover every stored and configured queue.
@@ -212,7 +215,7 @@ class QueueRegistry:
             cache=self._cache,
             known=self.known,
             agenda=self._agenda,
-            dead_letter_target=lambda: self.dead_letter_queue(config.name),
+            dead_letter_target=lambda: self._letter_taker(config.name),
             alerts=self._alerts,
             tracer=self._tracer,
             rng=self._rng,
@@ -258,6 +261,11 @@ class QueueRegistry:
         """What a queue would be that is created by use. Raises :class:`QueueError`."""
         check_queue_name(name)
         return self._admitted(self._config_of(name, {}), by_use=True)
+
+    def _letter_taker(self, origin: str) -> LetterTaker:
+        """Who takes the dead letters of a queue. Raises :class:`QueueError`."""
+        other = None if self.letters_elsewhere is None else self.letters_elsewhere(origin)
+        return self.dead_letter_queue(origin) if other is None else other
 
     def dead_letter_queue(self, origin: str) -> DurableQueue:
         """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
