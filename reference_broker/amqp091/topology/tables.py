@@ -173,8 +173,7 @@ class TopicTable:
                 yield node
             if (any_word := node.children.get("*")) is not None:
                 yield any_word
-            # A word of a key is never a wildcard.
-            if word not in ("*", "#") and (exact := node.children.get(word)) is not None:
+            if (exact := node.children.get(word)) is not None:
                 yield exact
 
     @staticmethod

@@ -387,6 +387,8 @@ def test_keys_that_are_no_texts_are_none_and_what_is_no_list_is_refused() -> Non
     vhost = host("a", "1")
     mixed = Typed(Kind.LIST, (number(1), text("a"), VOID))
     assert vhost.route("", "none", fields(BCC=mixed)).queues == ("a",)
+    vhost.bind_queue("a", "amq.topic", "a")
+    assert vhost.route("amq.topic", "none", fields(BCC=mixed)).queues == ("a",)
     for name, value, kind in (("CC", text("a"), "longstr"), ("BCC", number(1), "signedint"), ("CC", VOID, "void")):
         code, words, rule = refused(lambda name=name, value=value: vhost.route("", "a", ((name, value),)))  # type: ignore[misc]
         assert (code, rule) == (406, "rmq.sender-selected")

@@ -45,11 +45,11 @@ def test_a_message_with_headers_looks_at_bindings_that_wait_for_its_fields_only(
     vhost = host("q")
     for place in range(5_000):
         for match in ("all", "any"):
-            wanted = fields(kind=text("order"), device=number(place), x_match=text(match))
+            wanted = fields(kind=text("order"), serial=number(place), x_match=text(match))
             arguments = wanted if match == "all" else wanted[1:]
             vhost.bind_queue("q", "amq.match", "", arguments)
     exchange = vhost.exchanges["amq.match"]
-    assert vhost.route("amq.match", "", fields(kind=text("order"), device=number(17))).queues == ("q",)
+    assert vhost.route("amq.match", "", fields(kind=text("order"), serial=number(17))).queues == ("q",)
     # Those that wait for the kind are as many as those that waited nowhere else when they came.
     assert steps_of(exchange) <= 5
 
