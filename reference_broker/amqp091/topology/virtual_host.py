@@ -493,7 +493,6 @@ class VirtualHost:
                 self._unlink(binding, exchange)
             gone_bindings += own
             exchange.forget_routes()
-            exchange.forget_own_routes()
             if exchange.durable:
                 self._journal.delete(name_key(EXCHANGE, self.name, exchange.name))
             gone_exchanges.append(exchange.name)
@@ -611,7 +610,6 @@ class VirtualHost:
         if source.kind is ExchangeKind.HEADERS:
             HeadersTable.check(binding.arguments)
         self._link(source, binding)
-        source.was_bound = True
 
     def remove_unused(self) -> Removed:
         """After all was restored: exchanges that are auto-delete and whose bindings did not outlive the broker."""

@@ -148,6 +148,8 @@ def test_an_owner_has_its_queues_until_they_are_removed() -> None:
     vhost.remove_queue("a")
     assert vhost.queues_of(1) == ()
     assert vhost.queues_of(2) == ("c",)
+    vhost.remove_queue("c")
+    assert not vhost._owned  # Connections come and go for years.
 
 
 def test_a_removed_queue_takes_its_bindings_along() -> None:

@@ -331,6 +331,15 @@ def test_an_alternate_exchange_counts_as_soon_as_it_is_declared() -> None:
     assert vhost.route("x", "k").queues == ()
 
 
+def test_an_alternate_exchange_without_bindings_may_be_declared_again() -> None:
+    vhost = _with_alternates(("x", "y"), ("y", None))
+    assert vhost.route("x", "k").queues == ()
+    vhost.delete_exchange("y")
+    vhost.declare_exchange("y", "fanout")
+    vhost.bind_queue("q", "y", "")
+    assert vhost.route("x", "k").queues == ("q",)
+
+
 def test_a_binding_to_an_exchange_that_leads_nowhere_is_a_match() -> None:
     vhost = _with_alternates(("x", "amq.fanout"), ("y", None))
     vhost.bind_queue("q", "amq.fanout", "")
