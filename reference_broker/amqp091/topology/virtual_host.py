@@ -120,8 +120,6 @@ class VirtualHost:
         self._memory = memory or SharedMemory(limits.max_remembered_bytes)
         self._journal = journal or Journal()
         self._queues: dict[str, QueueRecord] = {}
-        self._routes_by_queue: dict[str, Routing] = {}
-        """Those of the default exchange."""
         self._owned: dict[Hashable, dict[str, None]] = {}
         """Exclusive queues by owner."""
         self._bindings_to: dict[Destination, dict[Binding, None]] = {}
@@ -350,7 +348,6 @@ class VirtualHost:
     def _put_queue(self, queue: QueueRecord) -> None:
         self._queues[queue.name] = queue
         self._bytes += queue.size_bytes
-        self._routes_by_queue[queue.name] = Routing((queue.name,))
         self._default.forget_routes()
 
     def remove_queue(self, name: str) -> Removed:
@@ -359,7 +356,6 @@ class VirtualHost:
         if queue is None:
             return Removed()
         self._bytes -= queue.size_bytes
-        del self._routes_by_queue[name]
         self._default.forget_routes()
         if queue.exclusive_owner is not None:
             owned = self._owned[queue.exclusive_owner]
@@ -554,7 +550,7 @@ class VirtualHost:
             keys = routing_keys_of(routing_key, headers, self._limits.max_routing_keys)
             return find_route(self._exchanges, entry, keys, headers)
         if entry is self._default:
-            return self._routes_by_queue.get(routing_key, NOWHERE)
+            return Routing((routing_key,)) if routing_key in self._queues else NOWHERE
         known = entry.known.answers
         found = known.get(routing_key)
         if found is None:

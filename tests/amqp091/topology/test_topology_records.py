@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost
-from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX, binding_key
+from assay.reference_broker.amqp091.topology import DestinationKind, QueueRecord, Topology, VirtualHost
+from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX, StoredBinding, binding_key, encode
 from assay.reference_broker.routing.properties import Kind, Typed
 from tests.amqp091.topology.topology_support import VOID, fields, number, text, texts
 
@@ -270,6 +270,30 @@ def test_a_queue_without_its_messages_is_left_out_with_its_bindings(written: Log
 def test_a_key_that_is_none_is_reported(written: Log, key: bytes, words: str) -> None:
     value = written[{b"aq": b"aq/\0q", b"ab": binding_key(1)}.get(key[:2], b"ae/\0x")]
     assert restarted(written | {key: value}, words).vhost("/").route("x", "k").queues == ("q",)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "destination", "words"),
+    [
+        ("", "queue", "q", "exchange '' is gone"),
+        ("x", "exchange", "", "exchange '' is gone"),
+        ("x", "exchange", "q", "exchange 'q' is gone"),
+        ("x", "queue", "x", "queue 'x' is gone"),
+    ],
+)
+def test_a_binding_that_nobody_could_have_made_is_left_out(
+    written: Log, source: str, kind: str, destination: str, words: str
+) -> None:
+    stored = StoredBinding(
+        vhost="/",
+        source=source,
+        kind=DestinationKind(kind),
+        destination=destination,
+        routing_key="k",
+        arguments=b"",
+    )
+    topology = restarted(written | {binding_key(7): encode(stored)}, words)
+    assert topology.take_changes() == [(binding_key(7), None)]
 
 
 def test_a_binding_that_is_there_twice_is_deleted_once(written: Log) -> None:
