@@ -118,6 +118,14 @@ def test_what_came_and_went_in_one_turn_is_not_written() -> None:
         vhost.remove_queue("q")
         vhost.delete_exchange("x")
     assert topology.take_changes() == []
+    # Nor where one of the same name was written and deleted before.
+    vhost.add_queue(QueueRecord(name="q", durable=True))
+    topology.take_changes()
+    vhost.remove_queue("q")
+    assert topology.take_changes() == [(b"aq/\0q", None)]
+    vhost.add_queue(QueueRecord(name="q", durable=True))
+    vhost.remove_queue("q")
+    assert topology.take_changes() == []
 
 
 def test_each_end_of_a_durable_binding_takes_its_record_along() -> None:
