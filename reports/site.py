@@ -41,6 +41,7 @@ from assay.reports.run_views import (
     scenario_pairs,
 )
 from assay.reports.sequence import MAX_MESSAGES, layout
+from assay.reports.sequence import Sequence as MessageSequence
 from assay.reports.verdicts import (
     CASE_GRAVITY,
     CASE_LOOKS,
@@ -287,6 +288,7 @@ class SiteWriter:
             column=column,
             timeline=timeline(run.result),
             ladder=percentile_ladder(run.result.percentiles),
+            sequence=_space_time(run),
             pair=run.result.name if run.result.name in self._pairs and run in self._pairs[run.result.name] else "",
         )
 
@@ -397,6 +399,13 @@ def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:
             if packed
             else f"conformance/{column.run.slug}/{slug}.html",
         )
+
+
+def _space_time(run: Run) -> MessageSequence | None:
+    """The diagram of a run that left one; of a long run it holds what concerns the findings."""
+    named = run.result.artefacts.get("space_time")
+    path = path_inside(run.folder, named) if named else None
+    return None if path is None or not path.is_file() else layout(transcripts.read_transcript(path))
 
 
 def _neighbours(results: list[CaseResult]) -> Iterable[tuple[CaseResult | None, CaseResult, CaseResult | None]]:

@@ -29,7 +29,7 @@ from assay.sim.terminal import (
     print_result,
 )
 
-QUEUE_MUTANTS: Final = "assay.conformance.mutants.queue"
+QUEUE_MUTANTS: Final = ("assay.conformance.mutants.queue", "assay.conformance.mutants.queue_windows")
 
 app = typer.Typer(
     name="sim",
@@ -107,7 +107,7 @@ def list_command() -> None:
     console.print(table)
     bugs = WholeTable("mutant", "bug or legal variation", "what is different", box=None, pad_edge=False)
     for name, mutant in all_mutants().items():
-        if mutant.apply.__module__ == QUEUE_MUTANTS:
+        if mutant.apply.__module__ in QUEUE_MUTANTS:
             bugs.add_row(name, "variation" if mutant.legal else "bug", mutant.what)
     console.print()
     console.print(bugs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,8 @@ from assay.sim.world import Watcher, World, WorldProfile, WorldRun
 HISTORY_NAME: Final = "history.jsonl"
 _LOSSES: Final = frozenset({"A1", "F6", "A11"})
 TRACE_NAME: Final = "trace.jsonl"
+_YOUNG_OBJECTS: Final = 100_000
+"""So many more than before, and the collector looks at them: some ten megabytes."""
 
 
 class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,17 @@ def require_sim(scenario: Scenario) -> None:
         raise ScenarioError(message)
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for cycles rarely: a run makes many objects that live as long as it does, and few cycles."""
+    usual = gc.get_threshold()
+    gc.set_threshold(_YOUNG_OBJECTS, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
 def simulate(
     scenario: Scenario,
     seed: int,
@@ -88,7 +102,7 @@ def simulate(
 ) -> SimOutcome:
     """Run once and judge. Raises ``ScenarioError``, ``ConfigError``, ``UnknownMutantError``, ``WorldError``."""
     require_sim(scenario)
-    with applied(*mutants) if mutants else nullcontext():
+    with rare_collections(), applied(*mutants) if mutants else nullcontext():
         world = World(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress, watcher=watcher)
         started = time.perf_counter()
         run = world.run()
@@ -175,8 +189,9 @@ def run_scenario(
         with HistoryWriter(out / HISTORY_NAME, outcome.header) as history:
             for event in outcome.run.events:
                 history.write(event)
-        write_space_time(out / SPACE_TIME_NAME, outcome.run.events, outcome.findings)
-        result = msgspec.structs.replace(result, artefacts=artefacts | {"space_time": SPACE_TIME_NAME})
+        if write_space_time(out / SPACE_TIME_NAME, outcome.run.events, outcome.findings):
+            artefacts["space_time"] = SPACE_TIME_NAME
+        result = msgspec.structs.replace(result, artefacts=artefacts)
         write_result(out, result)
     return result
 

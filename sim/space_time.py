@@ -18,26 +18,31 @@ from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 SPACE_TIME_NAME: Final = "space_time.jsonl"
 _MOST_LINES: Final = 60
 """More would be drawn as a wall; then only what concerns the findings is."""
+_MOST_WRITTEN: Final = 400
 _VALUES: Final = 3
 """Values of a finding whose story is told."""
 
 
-def write_space_time(path: Path, events: Sequence[HistoryEvent], findings: Iterable[Finding]) -> None:
-    """Write the lines that a report draws: who told the broker what, and when faults came. Raises :class:`OSError`."""
-    values = {value for finding in findings for value in finding.values[:3]}
+def write_space_time(path: Path, events: Sequence[HistoryEvent], findings: Iterable[Finding]) -> bool:
+    """Write the lines that a report draws; of a long run what concerns its findings, and nothing where it has none.
+
+    Returns whether there is a file. Raises :class:`OSError`.
+    """
     lines = list(space_time(events))
-    if len(lines) > _MOST_LINES and values:
-        wanted = [event for event in events if event.value in values or event.f is OpKind.FAULT]
-        processes = {event.process for event in wanted}
-        lines = list(
-            space_time(
-                event
-                for event in events
-                if event in wanted or (event.f is OpKind.SESSION_END and event.process in processes)
-            )
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if len(lines) > _MOST_LINES:
+        values = {value for finding in findings for value in finding.values[:_VALUES]}
+        concerned = {event.process for event in events if event.value in values}
+        lines = list(space_time(event for event in events if _concerns(event, values, concerned)))[:_MOST_WRITTEN]
+        if not values:
+            return False
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return True
+
+
+def _concerns(event: HistoryEvent, values: set[str], processes: set[str]) -> bool:
+    if event.f is OpKind.SESSION_END:
+        return event.process in processes
+    return event.f is OpKind.FAULT or event.value in values
 
 
 def space_time(events: Iterable[HistoryEvent]) -> Iterator[WireLine]:

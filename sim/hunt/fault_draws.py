@@ -29,6 +29,8 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     """Further fields of :class:`assay.faults.scenario.Fault`, drawn in this order."""
     apart_from: frozenset[FaultKind] = frozenset()
     """Kinds that must not be active at the same time on the same target; itself, if it stands here."""
+    weight: float = 1.0
+    """How often it is drawn, beside the other kinds that take part."""
     most: int = 4
     """In one schedule."""
     chance: float = 1.0
@@ -38,6 +40,8 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     crash, so that the drain proves something."""
 
 
+_REVEALING: Final = 4.0
+"""Only a start shows what was not written: most bugs of the storage need one, whatever else went wrong before."""
 _DOWN: Final = frozenset(
     {FaultKind.CRASH, FaultKind.POWER_LOSS, FaultKind.TORN_WRITE, FaultKind.STOP, FaultKind.RESTART_STORM}
 )
@@ -57,8 +61,8 @@ _DATA: Final = Among((FileKind.SEGMENTS, FileKind.GROUPS))
 _ONE_OF_DATA: Final[dict[str, Draw]] = {"files": _DATA, "nth": Whole(1, 60)}
 
 FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
-    FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN),
-    FaultKind.POWER_LOSS: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN),
+    FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
+    FaultKind.POWER_LOSS: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
     FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_ONE, apart_from=_DOWN),
     FaultKind.STOP: FaultDraw(for_s=_DOWN_S, apart_from=_DOWN),
     FaultKind.RESTART_STORM: FaultDraw(for_s=_DOWN_S, parameters={"times": Whole(1, 4)}, apart_from=_DOWN),
@@ -87,7 +91,8 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=CLIENT_TARGETS),
     FaultKind.DISK_FULL: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}),
     FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
-    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
+    # A broker that cannot read its files may refuse to start.
+    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN, needs_restart=True),
     FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
     FaultKind.SLOW_DISK: FaultDraw(

@@ -177,6 +177,8 @@ OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
 def draw_options(rng: random.Random, scenario: Scenario) -> dict[str, object]:
     """Some options and a value for each, in the order of the table."""
     queues = _configured(scenario)
+    if not queues:
+        return {}  # they are options of queues and of their clients
     drawn: dict[str, object] = {}
     for name, option in OPTION_DRAWS.items():
         longest_s = option.longest_s

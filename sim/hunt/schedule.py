@@ -40,6 +40,7 @@ _ENABLED: Final = 0.4
 _FILE_FAULTS: Final = 0.15
 """Chance that the file's own faults take part, too."""
 _MOST_FAULTS: Final = 8
+_MOST_AIMS: Final = 4
 _CLOSE: Final = 0.3
 """Chance that a fault comes right after another's end."""
 _SOON_S: Final = Spread(0.0002, 0.2)
@@ -151,12 +152,13 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
             moments.setdefault(moment, []).append(event.time_ns / 1e9)
     faults = list(scenario.faults)
     aims = []
-    for _ in range(1 + (rng.random() < 0.4)):
-        if not moments:
-            break
+    count = 1
+    while count < _MOST_AIMS and rng.random() < 0.5:
+        count += 1
+    for _ in range(count if moments else 0):
         moment = rng.choice(sorted(moments))
         at_s = rng.choice(moments[moment]) + rng.choice((-1, 1)) * _AIM_S.draw(rng, {})
-        kind = rng.choice(sorted(FAULT_DRAWS))
+        kind = _kind(rng, sorted(FAULT_DRAWS))
         if at_s > span_s + _HEAL_S / 2:
             continue
         if rng.random() < 0.5:  # what came later may hide what this one does
@@ -183,6 +185,10 @@ def _kinds(rng: random.Random, scenario: Scenario) -> list[FaultKind]:
     return [kind for kind in every if rng.random() < _ENABLED * FAULT_DRAWS[kind].chance] or [rng.choice(every)]
 
 
+def _kind(rng: random.Random, kinds: list[FaultKind]) -> FaultKind:
+    return rng.choices(kinds, [FAULT_DRAWS[kind].weight for kind in kinds])[0]
+
+
 class _Chaos:
     """Draws the faults of one schedule."""
 
@@ -205,7 +211,7 @@ class _Chaos:
             count += 1
         for _ in range(count):
             for _ in range(_TRIES):
-                kind = rng.choice(self._kinds)
+                kind = _kind(rng, self._kinds)
                 row = FAULT_DRAWS[kind]
                 fault = _fault(rng, kind, self._moment_s(windows), self._scenario, self._span_s + _HEAL_S)
                 if _fits(fault, self._faults, row):

@@ -200,7 +200,7 @@ def _member_came_or_left(run: Observed) -> bool:
 
 
 def _crash_in_drain(run: Observed) -> bool:
-    last = max((send.cpl_idx for send in run.tables.sends.values()), default=-1)
+    last = max((max(send.inv_idx, send.cpl_idx) for send in run.tables.sends.values()), default=-1)
     return any(crash.from_idx > last >= 0 for crash in run.crashes())
 
 
@@ -266,9 +266,7 @@ STATES: Final = (
         name="died-soon-after-start", what="the broker died within 50 ms of its start", reached=_crash_soon_after_start
     ),
     State(name="three-starts-in-a-second", what="a storm of restarts", reached=_three_starts),
-    State(
-        name="died-in-drain", what="the broker died after the last publish had been confirmed", reached=_crash_in_drain
-    ),
+    State(name="died-in-drain", what="the broker died when all had been published", reached=_crash_in_drain),
     State(name="queue-full", what="a publish was refused", reached=lambda run: bool(_refused(run))),
     State(
         name="dead-letter-while-full",
