@@ -213,7 +213,7 @@ class GroupLife:
                     )
                     group.claim(*place, "c2", self._now_ms, entry.delivery_count + 1)
                 else:
-                    self._say(entry._replace(consumer="", due_at_ms=self._now_ms + 50))
+                    self._say(entry._replace(due_at_ms=self._now_ms + 50))
                     group.expire(*place, self._now_ms + 50)
         group.flush()
 

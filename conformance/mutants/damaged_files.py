@@ -38,7 +38,7 @@ def unreadable_queue_tidied(patch: Patch) -> None:
 
 @mutant("storage-group-without-a-log-is-deleted", "a group whose log is missing is taken for deleted")
 def without_a_log_is_deleted(patch: Patch) -> None:
-    patch.rewrite(LogQueueFiles, "groups", "+ _MARK_SUFFIX)", "+ _MARK_SUFFIX) and False")
+    patch.rewrite(LogQueueFiles, "groups", "+ MARK_SUFFIX)", "+ MARK_SUFFIX) and False")
 
 
 @mutant("refused-write-is-confirmed", "messages whose write failed are confirmed")

@@ -80,7 +80,7 @@ class PendingFileEncoder:
             listed = known.get(consumer)
             if listed is None:
                 listed = known[consumer] = (_text(consumer), [])
-            due = "" if consumer else f',\n        "DueAt": {due_at_ms}'
+            due = "" if consumer and not due_at_ms else f',\n        "DueAt": {due_at_ms}'
             encoded = (
                 f'      {{\n        "Offset": {offset},\n        "PartitionID": {partition},\n'
                 f'        "ConsumerID": {listed[0]},\n        "ClaimedAt": {claimed_at_ms},\n'
@@ -182,7 +182,7 @@ def decode_pending_file(data: bytes) -> PendingFile:
                     entry.offset,
                     entry.consumer,
                     entry.claimed_at_ms,
-                    0 if entry.consumer else entry.due_at_ms,
+                    entry.due_at_ms,
                     entry.delivery_count,
                 )
             )

@@ -105,7 +105,7 @@ class PendingState:
         if entry is None:
             return
         if operation.code is Code.EXPIRE:
-            shard[place] = entry._replace(consumer="", due_at_ms=operation.at_ms)
+            shard[place] = entry._replace(due_at_ms=operation.at_ms)
         else:
             count = operation.delivery_count or min(entry.delivery_count + 1, MAX_DELIVERY_COUNT)
             shard[place] = PendingRecord(*place, operation.consumer, operation.at_ms, 0, count)

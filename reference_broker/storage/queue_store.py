@@ -44,7 +44,7 @@ _MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
-_MARK_SUFFIX = ".group"
+MARK_SUFFIX = ".group"
 """Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
 not be told from one that was deleted."""
 _STATE_SNAPSHOT_RECORDS = 2_000
@@ -486,7 +486,7 @@ class LogQueueFiles:
                     with contextlib.closing(self._disk.open(path)) as file:
                         header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
                     problem = "its header is damaged"
-                elif self._disk.exists(path.removesuffix(_LOG_SUFFIX) + _MARK_SUFFIX):
+                elif self._disk.exists(path.removesuffix(_LOG_SUFFIX) + MARK_SUFFIX):
                     header, problem = None, "it is missing"
                 else:
                     if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
@@ -512,7 +512,7 @@ class LogQueueFiles:
             # log, last of the two that a later group of that name might go on with, and everything else once that is
             # durable.
             files = self._disk.list(folder)
-            if (mark := f"{name}{_MARK_SUFFIX}") in files:
+            if (mark := f"{name}{MARK_SUFFIX}") in files:
                 self._disk.remove(f"{folder}/{mark}")
                 self._disk.sync_folder(folder)
             for file in (f"{log}.next", log):
@@ -543,7 +543,7 @@ class LogQueueFiles:
             open_files=self._store.open_files,
         )
         if not self._volatile:
-            mark = f"{folder}/{name}{_MARK_SUFFIX}"
+            mark = f"{folder}/{name}{MARK_SUFFIX}"
             try:
                 if not self._disk.exists(mark):
                     self._disk.open(mark, create=True).close()

@@ -22,6 +22,7 @@ from assay.reference_broker.storage.pending_codec import (
     walk_frames,
 )
 from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from assay.reference_broker.storage.queue_store import MARK_SUFFIX
 from assay.reference_broker.storage.record import RecordError
 from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
@@ -100,6 +101,8 @@ class _GroupCheck:
         if header is not None and header.sequence and not (has_cursors and has_pending):
             missing = paths.pending if has_cursors else paths.cursors
             self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, missing, "it is missing", _LOST_SETTLEMENTS)
+        if not self._disk.exists(paths.log):
+            self._check_missing_log(paths.log, is_begun=has_cursors or has_pending)
         self._check_next(paths.next_log, header, end)
         for name in self._disk.list(self._place.folder):
             path = f"{self._place.folder}/{name}"
@@ -110,6 +113,13 @@ class _GroupCheck:
             elif name.endswith(CORRUPT_SUFFIX):
                 meaning = "damaged bytes that a recovery put aside; delete it when nobody wants to look at them"
                 self._add(Severity.NOTE, FindingKind.QUARANTINE, path, "not part of the group's state", meaning)
+
+    def _check_missing_log(self, path: str, *, is_begun: bool) -> None:
+        if self._disk.exists(self._place.stem + MARK_SUFFIX):
+            self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, path, "it is missing", _LOST_SETTLEMENTS)
+        elif is_begun:
+            meaning = "unless the group was being deleted, which a broker finishes, it begins anew: restore the file"
+            self._add(Severity.WARNING, FindingKind.GROUP_DAMAGED, path, "it is missing", meaning)
 
     def _check_json(self, path: str, decode: Callable[[bytes], str]) -> bool:
         """Check a ``.cur`` or ``.pel``. False when there is none."""

@@ -80,7 +80,7 @@ def _assay_group(disk: ReadOnlyDisk, place: GroupPlace) -> GroupInfo:
 
 
 def _count(entries: list[PendingRecord]) -> dict[str, int]:
-    return dict(sorted(Counter(entry.consumer for entry in entries).items()))
+    return dict(sorted(Counter("" if entry.due_at_ms else entry.consumer for entry in entries).items()))
 
 
 def _copy_of(disk: ReadOnlyDisk, folder: str) -> MemoryDisk:

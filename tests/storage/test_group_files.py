@@ -31,7 +31,7 @@ ENTRIES = st.lists(
         U64,
         U64,
         st.integers(0, 65_535),
-    ).map(lambda entry: entry._replace(due_at_ms=0) if entry.consumer else entry),
+    ),
     max_size=12,
 )
 
@@ -70,6 +70,7 @@ def test_a_pending_file_is_these_bytes() -> None:
         PendingRecord(0, 9, "", 1_001, 2_000, 4),
         PendingRecord(0, 6, 'ü"\\\n', 1_002, 0, 2),
         PendingRecord(0, 8, "c-1", 1_003, 0, 3),
+        PendingRecord(0, 4, "c-1", 1_004, 3_000, 1),
     ]
     listed: dict[str, list[dict[str, object]]] = {}
     for partition, offset, consumer, claimed_at, due_at, count in sorted(entries, key=lambda entry: entry.consumer):
@@ -80,11 +81,11 @@ def test_a_pending_file_is_these_bytes() -> None:
             "ClaimedAt": claimed_at,
             "DeliveryCount": count,
         }
-        listed.setdefault(consumer, []).append(fields | ({} if consumer else {"DueAt": due_at}))
+        listed.setdefault(consumer, []).append(fields | ({} if consumer and not due_at else {"DueAt": due_at}))
     wanted = go_json({"version": 1, "group_id": "g", "entries": listed, "saved_at": 77})
     assert encode_pending("g", entries, 77) == wanted
     assert decode_pending_file(wanted) == PendingFile(
-        group="g", entries=(entries[1], entries[0], entries[3], entries[2]), saved_at_ms=77
+        group="g", entries=(entries[1], entries[0], entries[3], entries[4], entries[2]), saved_at_ms=77
     )
 
 

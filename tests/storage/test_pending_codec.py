@@ -74,7 +74,7 @@ class Model:
                 log.claim(partition, offset, consumer, at_ms, count)
             case ("expire", (int(partition), int(offset)), int(due_at_ms)):
                 if (entry := self.entries.get((partition, offset))) is not None:
-                    self.entries[partition, offset] = entry._replace(consumer="", due_at_ms=due_at_ms)
+                    self.entries[partition, offset] = entry._replace(due_at_ms=due_at_ms)
                 log.expire(partition, offset, due_at_ms)
             case ("cursor", (int(partition), int(offset))):
                 self.cursors[partition] = offset

@@ -171,7 +171,7 @@ class Life:
         entry = self.entries[(partition, offset)]
         if entry.consumer:
             self.log.expire(partition, offset, 77)
-            self.entries[(partition, offset)] = entry._replace(consumer="", due_at_ms=77)
+            self.entries[(partition, offset)] = entry._replace(due_at_ms=77)
         else:
             count = entry.delivery_count + 1
             self.log.claim(partition, offset, "e", 5, count)

@@ -85,7 +85,7 @@ def test_operations_replay() -> None:
     log.ack(0, 5)
     log.expire(0, 6, 5_000)
     log.flush()
-    assert open_log(disk).recovered[0] == PendingRecord(0, 6, "", 1_001, 5_000, 1)
+    assert open_log(disk).recovered[0] == PendingRecord(0, 6, "c-1", 1_001, 5_000, 1)
     log.claim(0, 6, "c-2", 6_000, 2)
     log.move_cursor(1, 44)
     log.claim(0, 999, "nobody", 6_000, 4)

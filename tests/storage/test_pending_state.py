@@ -39,7 +39,7 @@ class Model:
             count = count or min(entry.delivery_count + 1, MAX_DELIVERY_COUNT)
             self.entries[partition, start] = PendingRecord(partition, start, consumer, at_ms, 0, count)
         elif entry is not None:
-            self.entries[partition, start] = entry._replace(consumer="", due_at_ms=at_ms)
+            self.entries[partition, start] = entry._replace(due_at_ms=at_ms)
 
     def cursor_records(self) -> dict[int, CursorRecord]:
         return {

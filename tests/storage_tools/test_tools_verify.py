@@ -177,6 +177,22 @@ def test_every_damaged_byte_of_a_groups_log_is_found(assay: Path) -> None:
         assert found[0].position in wanted, position
 
 
+def test_a_group_whose_log_is_missing_is_reported(assay: Path) -> None:
+    """Its mark tells that there was one; without that it may have been on its way out."""
+    log, mark = (assay / f"queues/orders/consumers/workers/workers{suffix}" for suffix in (".pel.log", ".group"))
+    sound = bad(verify(assay))
+    log.unlink()
+    mark.touch()
+    (fault,) = [one for one in bad(verify(assay)) if one not in sound]
+    assert (fault.path.rpartition("/")[2], fault.severity) == (log.name, Severity.FAULT)
+    mark.unlink()
+    assert not [one for one in bad(verify(assay)) if one not in sound], "nothing is left of it"
+    cursors = log.with_name("workers.cur")
+    cursors.write_text('{"version":1,"group_id":"workers","cursors":{},"saved_at":0}')
+    (warning,) = [one for one in bad(verify(assay)) if one not in sound]
+    assert (warning.path.rpartition("/")[2], warning.severity) == (log.name, Severity.WARNING)
+
+
 def test_a_description_that_is_damaged_or_of_another_queue_is_a_fault(assay: Path, storage: Run) -> None:
     path = assay / "queues/orders/queue.json"
     for content in (

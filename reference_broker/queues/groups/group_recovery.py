@@ -46,7 +46,7 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         due_at = record.due_at_ms / 1000
         # No longer than it was to wait when it was set: the clock may have been set back since.
         entry.deadline = (
-            group.ready_since(now) if record.consumer else min(due_at, now + max(0.0, due_at - entry.claimed_at))
+            min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else group.ready_since(now)
         )
         entry.last_consumer = record.consumer
         place.pending[record.offset] = entry

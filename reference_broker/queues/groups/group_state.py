@@ -249,7 +249,7 @@ def pending_records(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
             yield PendingRecord(
                 entry.place.number,
                 entry.offset,
-                entry.consumer.consumer_id if entry.consumer is not None else "",
+                entry.consumer.consumer_id if entry.consumer is not None else entry.last_consumer,
                 int(entry.claimed_at * 1000),
                 int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
                 entry.logged_count,

@@ -37,11 +37,11 @@ class PendingRecord(NamedTuple):
     partition: int
     offset: int
     consumer: str
-    """Last consumer that had it; empty when it was given back and waits for redelivery."""
+    """Last consumer that had it; empty where nobody had, or nobody wrote down who."""
     claimed_at_ms: int
     """When it was last delivered."""
     due_at_ms: int
-    """When it may be redelivered; meaningful when ``consumer`` is empty."""
+    """When it may be redelivered, if it was given back and waits for that; 0 while its consumer has it."""
     delivery_count: int
 
 
