@@ -121,6 +121,24 @@ def test_a_claim_may_take_what_is_its_own(bench: QueueBench) -> None:
     assert bench.engine.stats("q").depth == 0
 
 
+def test_a_claim_of_its_own_needs_no_room(bench_with: BenchWith) -> None:
+    """Found by lives of queues: who held all that it may could not claim any of it."""
+    bench = bench_with(ordering="none", max_in_flight=2)
+    only = join(bench, "a")
+    publish(bench, "x", "y")
+    bench.turn()
+    assert claim(bench, "a", limit=1) == 1
+    assert only.counts == [1, 1, 2]
+    assert only.handle is not None
+    assert only.handle.in_flight == 2
+    other = join(bench, "b")
+    publish(bench, "z", "zz")
+    bench.turn()
+    assert code_of(lambda: claim(bench, "b", place=(only.got[1].partition, only.got[1].offset))) is QueueErrorCode.LIMIT
+    assert other.handle is not None
+    assert other.handle.in_flight == 2
+
+
 def test_claims_are_taken_by_offset_up_to_their_number(bench: QueueBench) -> None:
     join(bench, "a")
     publish(bench, *"vwxyz")

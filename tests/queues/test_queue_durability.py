@@ -11,6 +11,7 @@ from assay.reference_broker.config import Durability, Profile, QueueConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError
 from assay.reference_broker.queues.operations.group_operations import Claim
+from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -163,6 +164,33 @@ def test_a_backoff_is_no_longer_after_a_restart_by_a_clock_that_was_set_back(ben
     assert [time - start for time in again.times] == [1.0]
 
 
+@pytest.mark.parametrize("others", [0, 100], ids=["of a log", "of a snapshot"])
+def test_a_letter_names_its_last_consumer_also_after_a_restart(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """What waited for a retry has no consumer by then, and has had one."""
+    monkeypatch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 50)
+    retry = {"nack_immediately": False, "initial_backoff_s": 100.0, "max_backoff_s": 100.0}
+    disk = MemoryDisk()
+    bench = bench_with(disk, ordering="none", message_ttl_s=60.0, expired_to_dead_letters=True, retry=retry)
+    consumer = bench.consumer("the-last")
+    bench.publish("m")
+    bench.turn()
+    consumer.nack(consumer.take()[0])
+    for number in range(others):
+        bench.publish(str(number))
+    bench.advance(2.0)
+    for delivery in consumer.take():
+        consumer.ack(delivery)
+    bench.advance(2.0)
+    assert disk.exists("queues/q/consumers/g/g.pel") == bool(others)
+    bench.restart()
+    bench.advance(61.0)
+    reader = bench.consumer("reader", queue="$dlq/q", group="reader")
+    bench.turn()
+    assert [delivery.message.user_property("_dlq_consumer") for delivery in reader.got] == ["the-last"]
+
+
 def test_filters_and_groups_survive(durable: QueueBench) -> None:
     consumer = durable.consumer(pattern="eu/#", group="filtered")
     consumer.leave()
@@ -187,6 +215,24 @@ def test_an_exhausted_message_is_dead_lettered_after_a_restart_not_delivered_aga
     again = bench.consumer()
     bench.turn()
     assert again.values == []
+    assert bench.engine.stats("q").dead_letters == 1
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_what_used_up_its_retries_before_a_restart_is_a_dead_letter_also_when_it_has_expired(
+    bench_with: BenchWith, *, served: bool
+) -> None:
+    """It never just disappears (Q-RETRY-10)."""
+    bench = bench_with(MemoryDisk(), retry={"max_retries": 0}, message_ttl_s=60.0)
+    consumer = bench.consumer()
+    bench.publish("m")
+    bench.turn()
+    assert consumer.counts == [1]
+    bench.restart()
+    bench.now += 61.0 if served else 0.0
+    if served:
+        bench.consumer()
+    bench.advance(61.0)
     assert bench.engine.stats("q").dead_letters == 1
 
 

@@ -394,6 +394,27 @@ def test_expired_messages_become_dead_letters_when_asked(
     assert bench.engine.stats("$dlq/q").depth == 3
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_waits_for_a_retry_leaves_when_it_expires(bench_with: Benches, restarts: bool) -> None:
+    """Also where nothing else of its queue expires or is done at that time (Q-LIMIT-09)."""
+    retry = {"nack_immediately": False, "initial_backoff_s": 1_000.0, "max_backoff_s": 1_000.0}
+    bench = bench_with(MemoryDisk(), ordering="none", message_ttl_s=10.0, retry=retry)
+    consumer = bench.consumer()
+    bench.publish("first")
+    bench.advance(5.0)
+    bench.publish("second")
+    bench.turn()
+    for delivery in consumer.take():
+        consumer.nack(delivery)
+    bench.turn()
+    if restarts:
+        bench.restart()
+    bench.advance(5.2)
+    assert bench.engine.stats("q").depth == 1
+    bench.advance(5.2)
+    assert bench.engine.stats("q").depth == 0
+
+
 def test_expired_at_delivery_becomes_a_dead_letter(bench_with: Benches) -> None:
     bench = bench_with(expired_to_dead_letters=True, message_ttl_s=10.0)
     consumer = bench.consumer(room=0)

@@ -44,13 +44,13 @@ def claim(
         wanted = [_named(group, *place, now - min_idle_s)]
     taken = 0
     for entry in wanted:
-        if not _has_room(group, consumer):
+        if not _has_room(consumer, entry):
             break
         # A delivery may have been settled within the delivery call of another.
         if entry.state is EntryState.DELIVERED and _take(group, dispatcher, consumer, entry, now):
             taken += 1
     if not taken:
-        if not _has_room(group, consumer):
+        if not _has_room(consumer, wanted[0]):
             raise QueueError(QueueErrorCode.LIMIT, f"{consumer.consumer_id!r} has no room for more deliveries")
         raise QueueError(QueueErrorCode.NOT_PENDING, "what was to be claimed has used up its deliveries or is gone")
     return taken
@@ -75,8 +75,10 @@ def _named(group: ConsumerGroup, partition: int, offset: int, since: float) -> P
     return entry
 
 
-def _has_room(group: ConsumerGroup, consumer: Consumer) -> bool:
-    return consumer.active and not consumer.blocked and consumer.room > 0
+def _has_room(consumer: Consumer, entry: PendingEntry) -> bool:
+    """What it holds itself takes no more room than before."""
+    has_room = consumer.room > 0 or (entry.consumer is consumer and consumer.credit > 0)
+    return consumer.active and not consumer.blocked and has_room
 
 
 def _take(group: ConsumerGroup, dispatcher: Dispatcher, consumer: Consumer, entry: PendingEntry, now: float) -> bool:

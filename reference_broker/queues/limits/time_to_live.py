@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
+from assay.reference_broker.queues.groups.retry import exhausted_reason
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.stored_message import HIDDEN
@@ -56,6 +57,13 @@ class TimeToLive:
     def arm(self, at: float) -> None:
         """Something expires then."""
         self._agenda.wake(self, at)
+
+    def waits(self, entry: PendingEntry, now: float) -> None:
+        """See :class:`GroupOwner`; what is not in memory is looked at soon."""
+        stored = entry.place.partition.cached.get(entry.offset)
+        at = 0.0 if stored is None else stored.expires_at
+        if at != NEVER:
+            self.arm(max(at, now + _SWEEP_INTERVAL_S))
 
     def trim_later(self) -> None:
         """Messages left without being settled: their segments go, too, if nobody publishes or settles any more."""
@@ -175,8 +183,8 @@ class TimeToLive:
             self._contents.departures.add(partition, offset, offset + 1)
 
     def _expire_waiting(self, now: float) -> float:
-        """Discard what waits for a retry that it will not live to see."""
-        left = STEPS
+        """Discard what waits for a retry that it will not live to see; returns when the next of them expires."""
+        left, next_at = STEPS, NEVER
         for group in _from(list(self._contents.groups.values()), self._group_turn):
             for place in group.every_place:
                 if not place.waiting or left <= 0 or self._agenda.room <= 0:
@@ -191,7 +199,9 @@ class TimeToLive:
                         break
                     if stored is not None and stored.expires_at <= now:
                         self.expire_entry(group, entry, now)
-        return NEVER
+                    elif stored is not None:
+                        next_at = min(next_at, stored.expires_at)
+        return next_at
 
     @property
     def to_dead_letters(self) -> bool:
@@ -199,6 +209,11 @@ class TimeToLive:
 
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for its next delivery has expired."""
+        reason = exhausted_reason(group.config.retry, entry.delivery_count - entry.released, 0.0)
+        if reason is not None and not group.keeps_exhausted:
+            # Only after a restart: its last delivery had failed before that.
+            group.dead_letter(entry, reason, now, None)
+            return
         if self.to_dead_letters:
             group.dead_letter(entry, TTL_EXPIRED, now, None)
             return

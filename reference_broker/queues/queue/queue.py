@@ -349,6 +349,10 @@ class DurableQueue(EnqueuePath):
         """See :class:`GroupOwner`."""
         return self.limits.pass_over(group, place, end)
 
+    def waits(self, entry: PendingEntry, now: float) -> None:
+        """See :class:`GroupOwner`."""
+        self.limits.waits(entry, now)
+
     def left(self, partition: QueuePartition, offset: int) -> None:
         """See :class:`GroupOwner`."""
         self.contents.left(partition, offset)
