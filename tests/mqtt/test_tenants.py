@@ -60,6 +60,21 @@ def test_a_tenant_sees_its_queues_without_its_name(make_world: type[World]) -> N
     assert subscribe(operator, "$queue/acme.q") == (1,), "who may administer reaches all"
 
 
+def test_refusals_are_told_in_its_names(make_world: type[World]) -> None:
+    """Found by lives of queues: what is not pending was told with the tenant's name in front."""
+    client = make_world(config()).connect("acme-1")
+    send(client, "$queue/q")
+    send(client, "$queue/q")
+    assert subscribe(client, "$queue/q") == (1,)
+    client.take()
+    refused = send(client, "$queue/q/$ack", ("message-id", "q:0:0"), ("message-id", "q:0:7"))
+    assert refused.properties.user_property == (("settled", "1"), ("not-pending", "q:0:7"))
+    assert refused.properties.reason_string == "1 settled; not pending for this consumer: q:0:7"
+    refused = send(client, "$queue/q/$ack", ("message-id", "$dlq/q:0:1"))
+    assert "acme" not in str(refused)
+    assert "acme.x" in str(send(client, "$queue/q/$ack", ("message-id", "acme.x:0:1"))), "that is its own word"
+
+
 def test_delays_are_told_and_cancelled_in_its_names(make_world: type[World]) -> None:
     client = make_world(config()).connect("acme-1")
     told = send(client, "$queue/q", ("delay", "1h"))

@@ -73,6 +73,38 @@ async def names(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/tenants/refusals-in-its-names",
+    clauses=("Q-TENANT-01", "Q-TENANT-05"),
+    requires=("queues",),
+    mutant="queue-tenant-name-in-refusals",
+    settings=_tenants(),
+)
+async def refusals(ctx: CaseContext) -> None:
+    """What a tenant's client is refused for is told in its own names, too.
+
+    acme's client acknowledges a delivery, and one that there never was beside it: what is not pending is q's, and the
+    tenant's name is neither in the user properties of the answer nor in its reason.
+    """
+    client = await _client(ctx, "acme-1")
+    await publish_with(client, "q", b"m")
+    consumer = await consume(ctx, "q", client_id="acme-consumer")
+    delivery = await consumer.expect_publish("$queue/q", b"m")
+    mine = property_of(ctx, delivery, "message-id")
+    other = f"{mine.rpartition(':')[0]}:7"
+    packet_id = consumer.next_packet_id()
+    named = (("message-id", mine), ("message-id", other), ("group-id", property_of(ctx, delivery, "group-id")))
+    consumer.send(
+        Publish(topic="$queue/q/$ack", qos=1, packet_id=packet_id, properties=Properties(user_property=named))
+    )
+    puback = await consumer.expect(Puback, skipping=(Publish,))
+    ctx.must(puback.reason_code >= 0x80, f"consumer: expected the settlement to fail; seen {puback}")
+    gone = [value for name, value in puback.properties.user_property if name == "not-pending"]
+    ctx.must(gone == [other], f"consumer: expected {other} to be told as not pending; seen {gone}")
+    told = [*(value for _, value in puback.properties.user_property), puback.properties.reason_string or ""]
+    ctx.must(not any("acme" in text for text in told), f"consumer: expected names without the tenant's; seen {told}")
+
+
+@case(
     "queue/tenants/no-way-out",
     clauses=("Q-TENANT-03",),
     requires=("queues",),
