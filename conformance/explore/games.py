@@ -29,6 +29,7 @@ class Game(NamedTuple):
     """Of a player on a broker of ours, which lives as long as a few lives do."""
 
 
+_TENANT = "acme"
 GAMES: dict[str, Game] = {
     "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {}),
     "queues": Game(
@@ -36,8 +37,14 @@ GAMES: dict[str, Game] = {
         QueuePlayer,
         queue_life.QueueReplay,
         shrink.shrink_steps,
-        {"queues": {"segment_bytes": 16_384, "segment_age_s": 5}},
-        {"tidies": False},
+        {
+            "queues": {
+                "segment_bytes": 16_384,
+                "segment_age_s": 5,
+                "tenants": [{"name": _TENANT, "clients": [f"{_TENANT}-*"]}],
+            }
+        },
+        {"tidies": False, "tenant": _TENANT},
     ),
 }
 

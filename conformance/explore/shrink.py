@@ -81,8 +81,11 @@ def shrink_steps(life: Any, fails: Callable[[Any], bool], may_go_on: Callable[[]
 
 def _plainer_lives(life: Any) -> Iterator[Any]:
     yield from _without_steps(life)
+    yield from _plainer(life)
     for field in msgspec.structs.fields(type(life)):
         items = getattr(life, field.name)
+        if not isinstance(items, tuple):
+            continue
         for fewer in _plainer_parts(items) if field.name == "steps" else _plainer_each(items):
             yield msgspec.structs.replace(life, **{field.name: fewer})
     for index, step in enumerate(life.steps):

@@ -48,8 +48,8 @@ _slip(
     "what waits for its delay after a nack is ready after a restart if it had failed twice",
     group_recovery,
     "recover",
-    "now if record.consumer else",
-    "now if record.consumer or record.delivery_count > 1 else",
+    "record.due_at_ms / 1000 or now",
+    "record.due_at_ms / 1000 * (record.delivery_count < 2) or now",
 )
 _slip(
     "several-settled-are-written-but-for-the-last",
@@ -193,4 +193,63 @@ _slip(
     "delivery_properties",
     "    if not theirs:\n",
     "    if not theirs or delivery.delivery_count > 2:\n",
+)
+
+# -- claims, commits, receipts, sizes, added partitions --------------------------------------------------------------
+
+_slip(
+    "claims-are-not-written",
+    "the number of a claimed delivery is not written down: after a restart the one before counts",
+    Dispatcher,
+    "take_over",
+    "int(now * 1000), entry.delivery_count)",
+    "int(now * 1000), entry.delivery_count - 1)",
+)
+_slip(
+    "commit-spares-what-waits",
+    "a commit settles what is with consumers, and not what waits for a retry",
+    cursors,
+    "commit",
+    "if entry.state is not EntryState.DEAD_LETTERING",
+    "if entry.state is EntryState.DELIVERED",
+)
+_slip(
+    "commit-of-one-lane",
+    "a commit settles nothing but messages of normal priority",
+    cursors,
+    "commit",
+    "        for lane in lanes\n",
+    "        for lane in (place,)\n",
+)
+_slip(
+    "receipts-of-retried-go-stale",
+    "the receipt of a third delivery settles nothing",
+    settlement,
+    "find_by_receipt",
+    "and entry.delivery_count == delivery_count and",
+    "and entry.delivery_count == delivery_count < 3 and",
+)
+_slip(
+    "size-without-properties",
+    "user properties do not count for the size of a message that has a content type",
+    EnqueuePath,
+    "publish",
+    "size = message_bytes(message)",
+    "size = size if message.content_type else message_bytes(message)",
+)
+_slip(
+    "keys-stay-in-four-partitions",
+    "keys lead to none but the first four partitions, however many were added",
+    EnqueuePath,
+    "_add",
+    "self._partitioner.choose(key, len(self.partitions))",
+    "self._partitioner.choose(key, min(4, len(self.partitions)))",
+)
+_slip(
+    "reset-spares-retried",
+    "what is with a consumer for the second time stays there when its group is reset",
+    cursors,
+    "reset",
+    "                group.forget(entry)\n",
+    "                if entry.consumer is None or entry.delivery_count < 2:\n                    group.forget(entry)\n",
 )

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
+from assay.conformance import partitioners as hashes
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.queue.administration import ask, create, refused
 from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle, shares
 from assay.conformance.connection import Connection
 
 _KEYS = ("", "a", "foobar", "user-1", "user-2", "ключ", "a longer key, of more than sixteen bytes")
-_UINT32 = 0xFFFFFFFF
-
-
-def _fnv1a(data: bytes) -> int:
-    value = 0x811C9DC5
-    for byte in data:
-        value = (value ^ byte) * 0x01000193 & _UINT32
-    return value
-
-
-def _rotated(value: int, bits: int) -> int:
-    return (value << bits | value >> 32 - bits) & _UINT32
-
-
-def _murmur3(data: bytes) -> int:
-    """x86, 32 bits, seed 0."""
-    value = 0
-    whole = len(data) - len(data) % 4
-    for at in range(0, whole, 4):
-        part = int.from_bytes(data[at : at + 4], "little")
-        value ^= _rotated(part * 0xCC9E2D51 & _UINT32, 15) * 0x1B873593 & _UINT32
-        value = (_rotated(value, 13) * 5 + 0xE6546B64) & _UINT32
-    rest = int.from_bytes(data[whole:], "little")
-    value ^= _rotated(rest * 0xCC9E2D51 & _UINT32, 15) * 0x1B873593 & _UINT32
-    value ^= len(data)
-    value = (value ^ value >> 16) * 0x85EBCA6B & _UINT32
-    value = (value ^ value >> 13) * 0xC2B2AE35 & _UINT32
-    return value ^ value >> 16
 
 
 async def _partitions(ctx: CaseContext, at_least: int, *consumers: Connection) -> dict[str, int]:
@@ -66,7 +39,7 @@ async def fnv1a(ctx: CaseContext) -> None:
     for key in _KEYS:
         await publish_with(client, queue, key.encode(), partition_key=key)
     seen = await _partitions(ctx, len(_KEYS), consumer)
-    wanted = {key: _fnv1a(key.encode()) % 97 for key in _KEYS}
+    wanted = {key: hashes.fnv1a(key.encode()) % 97 for key in _KEYS}
     ctx.must(seen == wanted, f"consumer: expected the partitions {wanted}; seen {seen}")
 
 
@@ -89,7 +62,7 @@ async def murmur3(ctx: CaseContext) -> None:
     for key in _KEYS:
         await publish_with(client, queue, key.encode(), partition_key=key)
     seen = await _partitions(ctx, len(_KEYS), consumer)
-    wanted = {key: _murmur3(key.encode()) % 97 for key in _KEYS}
+    wanted = {key: hashes.murmur3(key.encode()) % 97 for key in _KEYS}
     ctx.must(seen == wanted, f"consumer: expected the partitions {wanted}; seen {seen}")
 
 

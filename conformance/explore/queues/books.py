@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from assay.conformance.explore.queues.life import QueuePlan
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Message, Queue, Spot, Transaction
+from assay.conformance.explore.queues.state import (
+    GONE,
+    NEVER,
+    Copy,
+    Fate,
+    Group,
+    Kind,
+    Member,
+    Message,
+    Queue,
+    Spot,
+    Transaction,
+)
 from assay.conformance.explore.rules import ViolationError
+
+Undo = Callable[[bool | None], None]
+"""Called with whether what was asked for was accepted; None: nobody knows."""
 
 
 def violation(rule: QueueRule, text: str, *clauses: str, waited: bool = False) -> ViolationError:
@@ -23,6 +38,8 @@ class Books:
         self.round = self.serial = 0
         self.restarts = 0
         self.auditing = False
+        self.nonces: set[str] = set()
+        """Of all receipts that were read."""
         self.transactions: list[Transaction] = []
 
     def all_queues(self) -> Iterator[Queue]:
@@ -36,8 +53,11 @@ class Books:
             for group in queue.groups.values():
                 yield from group.open_copies()
 
-    def held(self, queue: Queue) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(Messages, bytes) that the slowest group has not settled, at least and at most."""
+    def held(self, queue: Queue, *, at_once: bool = False) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(Messages, bytes) that the slowest group has not settled, at least and at most.
+
+        ``at_once``: as the next publish meets them, for which what has expired may be there still.
+        """
 
         def total(messages: Iterable[Message], at: int) -> tuple[int, int]:
             listed = list(messages)
@@ -60,15 +80,33 @@ class Books:
                 and (group.wants(copy.message) or not copy.may(Kind.READY))
                 and (copy.message.expires_at > self.now or not copy.may(Kind.READY))
             )
-            leaving = (copy.message for copy in group.copies.values() if copy.may_be_leaving)
-            few, many = total(sure, 0), total({*(copy.message for copy in copies), *leaving}, 1)
+            staying = {copy.message for copy in group.copies.values() if self._stays(copy, at_once=at_once)}
+            few, many = total(sure, 0), total({*(copy.message for copy in copies), *staying}, 1)
             least = max(least[0], few[0]), max(least[1], few[1])
             most = max(most[0], many[0]), max(most[1], many[1])
         # What a group is through with, and another one is not, may count once more where they differ.
         every = [copy for group in queue.groups.values() for copy in group.copies.values() if not copy.message.ended]
-        there = (copy for copy in every if copy.is_open or copy.may_be_leaving)
+        there = (copy for copy in every if copy.is_open or self._stays(copy, at_once=at_once))
         union = total({copy.message for copy in there if self.now >= copy.message.at}, 1)
         return least, (max(most[0], union[0]), max(most[1], union[1]))
+
+    def _stays(self, copy: Copy, *, at_once: bool) -> bool:
+        """It may count, though its group is through with it."""
+        message = copy.message
+        if copy.may_be_leaving or (at_once and copy.lingers):
+            return True
+        return copy.lingers and any(
+            first.transaction is not None
+            and first.transaction.fate is Fate.OPEN
+            and (first is message or (first.may_share_partition(message) and not message.is_before(first)))
+            for first in message.queue.messages
+        )
+
+    def looked_at(self, queue: Queue) -> None:
+        """Its figures are as they have to be."""
+        for group in queue.groups.values():
+            for copy in group.copies.values():
+                copy.lingers = copy.lingers and self._stays(copy, at_once=False)
 
     def _counts(self, message: Message) -> bool:
         return message.is_shown and self.now >= message.by
@@ -78,6 +116,8 @@ class Books:
     def may_flow(self, copy: Copy, spot: Spot, members: Iterable[Member]) -> bool:
         """It may have been sent to one of these members, who has not read it yet."""
         message = copy.message
+        if spot.kind is Kind.READY and spot.holder is not None:
+            return any(spot.holder is member for member in members)
         if spot.kind is not Kind.READY or spot.at > self.now or not copy.group.wants(message) or message.ended:
             return False
         if message.transaction is not None and message.transaction.fate is Fate.OPEN:
@@ -166,6 +206,43 @@ class Books:
             rule, clauses = QueueRule.LOST, ("Q-DELAY-14",) if message.delay_s else ()
         return violation(rule, f"{text} does not come", *clauses, waited=True)
 
+    def _add(self, queue: Queue, message: Message) -> None:
+        queue.messages[message] = None
+        queue.by_number.setdefault(message.number, []).append(message)
+        for group in queue.groups.values():
+            group.copies[message] = Copy(group, message, Spot(Kind.READY, 0, message.at, message.by))
+
+    def end(self, message: Message, why: str, *clauses: str) -> None:
+        """Nobody may get it from now on."""
+        message.ended, message.why = clauses, why
+
+    def _failed(self, copy: Copy, count: int, at: float, by: float) -> set[Spot]:
+        """What a failed delivery may become."""
+        plan = copy.group.queue.plan
+        if copy.group.is_dead or count <= plan.max_retries:
+            return {Spot(Kind.READY, count, at, by)}
+        return {Spot(Kind.DEAD, count) if plan.dead_letters else GONE}
+
+    # Spots
+
+    def _become(self, copy: Copy, spots: Iterable[Spot]) -> None:
+        copy.put(spots)
+        if not copy.may(Kind.DEAD) or copy.letter is not None:
+            return
+        letters = copy.group.queue.letters
+        if letters is None:
+            return
+        copy.letter = self._letter(letters, copy.message, copy)
+        copy.is_safe = False
+
+    def _letter(self, letters: Queue, message: Message, source: Copy | None) -> Message:
+        letter = Message(letters, message.number, self.serial)
+        letter.source = source
+        letter.since, letter.until = 0.0, NEVER
+        letter.payload, letter.rich, letter.round, letter.confirmed = message.payload, message.rich, self.round, True
+        self._add(letters, letter)
+        return letter
+
     # Figures
 
     def figures(self, queue: Queue) -> dict[tuple[str, str], tuple[int, int]]:
@@ -177,12 +254,8 @@ class Books:
         wanted["", "delayed"] = len(sure), len(waiting)
         for group in queue.groups.values():
             copies = group.open_copies()
-            for name, fits in (
-                ("lag", lambda spot: spot.kind is Kind.READY and not spot.deliveries),
-                ("retrying", lambda spot: spot.kind is Kind.READY and spot.deliveries > 0),
-                ("in_flight", lambda spot: spot.kind in (Kind.FLIGHT, Kind.HELD)),
-            ):
-                low, high = 0, sum(copy.may_be_leaving for copy in group.copies.values())
+            for name, fits in _FIGURES.items():
+                low, high = 0, sum(self._stays(copy, at_once=False) for copy in group.copies.values())
                 for copy in copies:
                     counts = copy.message.is_there and self._counts(copy.message)
                     counts = counts and group.wants(copy.message) and self.now < copy.message.expires_at
@@ -190,6 +263,13 @@ class Books:
                     high += any(fits(spot) for spot in copy.spots) and self.now >= copy.message.at
                 wanted[group.name, name] = low, high
         return wanted
+
+
+_FIGURES: dict[str, Callable[[Spot], bool]] = {
+    "lag": lambda spot: spot.kind is Kind.READY and not spot.deliveries,
+    "retrying": lambda spot: spot.kind is Kind.READY and spot.deliveries > 0 and spot.holder is None,
+    "in_flight": lambda spot: spot.kind in (Kind.FLIGHT, Kind.HELD) or spot.holder is not None,
+}
 
 
 def spots_of(copy: Copy) -> str:

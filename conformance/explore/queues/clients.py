@@ -27,12 +27,16 @@ from assay.conformance.wire import (
 )
 
 PATIENCE_S = 4.0
+ADMIN = "a"
+"""Who administers, and belongs to no tenant."""
 _VERSION = 5
 
 
 @dataclass(eq=False, kw_only=True)
 class QueueClient(Wire):
     client_id: str
+    key: str
+    """What it is called in its life."""
     member: Member | None = None
     consumer: int = -1
     answers: dict[int, Packet] = field(default_factory=dict)
@@ -59,7 +63,8 @@ class QueueClients(Sockets):
         self.endpoint, self.capabilities, self.patience_s = endpoint, capabilities, patience_s
         self.ahead_s = 0.0
         self.control = self.new_control()
-        self.token = ""
+        self.token = self.tenant = ""
+        """What names begin with in this life; the tenant that all clients belong to but one."""
         self._names = itertools.count(1)
         self.clients: dict[str, QueueClient] = {}
         self.unheard = False
@@ -83,7 +88,8 @@ class QueueClients(Sockets):
             version=_VERSION,
             sock=connected(self.endpoint),
             decoder=Decoder(_VERSION),
-            client_id=f"{self.token}{name}",
+            client_id=f"{self.tenant}-{self.token}{name}" if self.tenant and name != ADMIN else f"{self.token}{name}",
+            key=name,
         )
         self.clients[name] = client
         self.watch(client)
@@ -97,6 +103,10 @@ class QueueClients(Sockets):
         self.write(client, with_credentials(packet, self.endpoint))
         self.await_(lambda: client.is_ready, lambda: violation_of(Rule.CONNACK, f"{client.name}: CONNACK"))
         return client
+
+    def is_current(self, wire: QueueClient) -> bool:
+        """Nobody has taken its place."""
+        return self.clients.get(wire.key) is wire
 
     def next_id(self, client: QueueClient) -> int:
         client.packet_id = client.packet_id % 65_535 + 1
@@ -155,5 +165,5 @@ class QueueClients(Sockets):
     def ended_by_broker(self, wire: Wire) -> None:
         assert isinstance(wire, QueueClient)
         self.drop(wire)
-        if not wire.ended and self.clients.get(wire.client_id[len(self.token) :]) is wire and not self.unheard:
+        if not wire.ended and self.is_current(wire) and not self.unheard:
             raise violation_of(Rule.ENDED, f"{wire.name}: the broker ended the connection")

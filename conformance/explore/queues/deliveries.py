@@ -6,6 +6,7 @@ from assay.conformance.explore.queues.books import Books, violation
 from assay.conformance.explore.queues.life import LANES
 from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.state import SLACK_S, Copy, Fate, Kind, Member, Message
+from assay.conformance.partitioners import fnv1a, murmur3
 from assay.conformance.wire import Properties, Publish
 
 RICH = Properties(
@@ -37,7 +38,7 @@ def judge_content(
     if (told.get("redelivered") == "true") != (count > 1):
         raise violation(QueueRule.REDELIVERED, f"{where} with redelivered {told.get('redelivered')}")
     if message.source is not None:
-        _judge_letter(message.source, told, where)
+        _judge_letter(message.source, message.counts_before, told, where)
     if message.queue.is_letters:
         return
     if packet.topic != message.topic:
@@ -56,20 +57,21 @@ def judge_content(
             raise violation(QueueRule.EXPIRY_INTERVAL, text)
 
 
-def _judge_letter(source: Copy, told: dict[str, str], where: str) -> None:
+def _judge_letter(source: Copy, before: frozenset[int], told: dict[str, str], where: str) -> None:
     message = source.message
     counts = {str(spot.deliveries) for spot in source.spots if spot.kind is Kind.DEAD}
+    counts |= {str(count) for count in before}
     wanted: dict[str, set[str]] = {"_dlq_original_queue": {message.queue.name}}
     wanted["_dlq_original_topic"] = {message.topic}
     if source.may(Kind.DEAD):
         wanted["_dlq_delivery_count"] = counts
         wanted["_dlq_group"] = {source.group.told or source.group.name}
-        if source.last_holder and told.get("_dlq_delivery_count") != "0":
+        if source.last_holder and not before and told.get("_dlq_delivery_count") != "0":
             wanted["_dlq_consumer"] = {source.last_holder, *([""] if source.crashed else [])}
     if message.place is not None:
         wanted["_dlq_original_partition"] = {str(message.place[0])}
         wanted["_dlq_original_offset"] = {str(message.place[1])}
-    if source.reason:
+    if source.reason and not before:
         wanted["_dlq_reason"] = {source.reason}
     for name, values in wanted.items():
         if told.get(name) not in values:
@@ -96,6 +98,8 @@ def judge_order(books: Books, copy: Copy, member: Member, count: int, where: str
         ahead = other.message
         if other is copy or not ahead.is_before(message) or not ahead.shares_partition(message):
             continue
+        if any(spot.holder is not None for spot in other.spots):
+            continue  # whom its holder claims it from, and when, is up to that
         own = ahead.transaction
         is_open = own is not None and own.fate is Fate.OPEN and own is not message.transaction
         if count == 1 and is_open and ahead.sure and not copy.crashed:
@@ -124,3 +128,48 @@ def judge_order(books: Books, copy: Copy, member: Member, count: int, where: str
 def _note(other: Copy, member: Member, when: int) -> None:
     if other.overtaken is None:
         other.overtaken = member, when
+
+
+def judge_partition(books: Books, copy: Copy, member: Member, partition: int, count: int, where: str) -> None:
+    """It is in the partition that its key leads to, and that is served by one consumer at a time.
+
+    Raises :class:`ViolationError`.
+    """
+    message, queue, group = copy.message, copy.message.queue, copy.group
+    if queue.is_letters:
+        return
+    hashed = {"fnv1a": fnv1a, "murmur3": murmur3}.get(queue.plan.partitioner)
+    if hashed is not None and message.key and message.partition < 0 and message.of_partitions:
+        wanted = hashed(message.key.encode()) % message.of_partitions
+        if partition != wanted:
+            text = f"{where}; its key {message.key!r} leads to partition {wanted} of {message.of_partitions}"
+            clause = "Q-PART-01" if queue.plan.partitioner == "fnv1a" else "Q-PART-02"
+            raise violation(QueueRule.PARTITION, text, clause)
+    if queue.plan.ordering == "none" or count > 1:
+        return
+    last, when, changes = group.served.get(partition, (member, 0, 0))
+    if last is not member:
+        if message.round <= when or message.delay_s or message.transaction is not None:
+            return  # it may have been sent before
+        changes += 1
+        if changes > 1:  # once it may change hands, when what was in flight is settled
+            text = f"{where}; partition {partition} was served by others since, and nobody came or left"
+            raise violation(QueueRule.PARTITION, text, "Q-ASSIGN-01")
+    group.served[partition] = member, books.round, changes
+
+
+def judge_receipt(
+    books: Books, copy: Copy, told: dict[str, str], place: tuple[int, int], count: int, where: str
+) -> None:
+    """Raises :class:`ViolationError`."""
+    queue = copy.message.queue
+    if not queue.plan.receipts or queue.is_letters:
+        return
+    receipt = told.get("receipt", "")
+    *named, nonce = receipt.rsplit(":", 4)
+    if named != [queue.name, *map(str, place), str(count)] or not nonce:
+        raise violation(QueueRule.RECEIPT, f"{where} with the receipt {receipt!r}", "Q-SETTLE-10")
+    if nonce in books.nonces:
+        raise violation(QueueRule.RECEIPT, f"{where} with the nonce {nonce} of another delivery", "Q-SETTLE-12")
+    books.nonces.add(nonce)
+    copy.receipts.append(receipt)

@@ -19,6 +19,7 @@ _ROUTES = ("", "eu", "eu/1", "us", "eu//2")
 _FILTERS = ("eu/#", "+/1", "eu/1", "#")
 """Whether ``+`` fits a message without a routing key is not said."""
 _KEYS = ("", "a", "b")
+_MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
 _VERBS = ("ack", "ack", "ack", "nack", "nack", "reject", "extend")
 
@@ -44,9 +45,27 @@ class _Bent:
         self.restarts = pick((0, 0, 1, 1, 2)) if self.restart else 0
 
 
+class _More:
+    """What every third life has beside that: many consumers share partitions, and do what is asked for more rarely."""
+
+    def __init__(self, chance: Random, number: int) -> None:
+        is_meant = number % 3 == 2
+        some = chance.sample(("claims", "commits", "growth", "receipts", "sizes", "resets"), chance.choice((1, 2, 3)))
+        self.claims, self.commits, self.growth, self.receipts, self.sizes, self.resets = (
+            is_meant and name in some for name in ("claims", "commits", "growth", "receipts", "sizes", "resets")
+        )
+        self.is_meant = is_meant
+        self.tenant = is_meant and chance.choice((True, False, False))
+        self.partitions = chance.choice((2, 3, 4, 5))
+        self.consumers = chance.choice((1, 2, 3)) if is_meant else 0
+        self.partitioner = chance.choice(("", "fnv1a", "murmur3")) if is_meant else ""
+        self.kinds = "vvv" * self.claims + "mmm" * self.commits + "g" * self.growth + "aaa" * self.resets
+
+
 class _Draw:
-    def __init__(self, chance: Random, can: Mapping[str, CapabilityValue]) -> None:
-        self._chance, self.bent = chance, _Bent(chance, can)
+    def __init__(self, chance: Random, can: Mapping[str, CapabilityValue], more: _More) -> None:
+        self._chance, self.bent, self.more = chance, _Bent(chance, can), more
+        self._groups = 0
         self._joined: dict[int, None] = {}
         """Consumers that are there: most of what is asked of others does nothing."""
 
@@ -57,7 +76,7 @@ class _Draw:
         pick, bent = self.pick, self.bent
         limit = pick(("", "", "", "depth", "bytes"))
         return plan.QueuePlan(
-            partitions=pick((1, 1, 2, 3)),
+            partitions=pick((1, 1, 2, 3)) if not self.more.is_meant else self.more.partitions,
             ordering=pick(("partition", "partition", "none", "strict")),
             durability=pick(("interval", "interval", "interval", "interval", "fsync", "memory")),
             timeout_s=pick((100_000, 100_000, 50)),
@@ -71,6 +90,9 @@ class _Draw:
             to_letters=bent.expires and pick((False, True)),
             max_in_flight=pick((0, 0, 2, 4)),
             group_max_in_flight=pick((0, 0, 0, 3)),
+            max_message_bytes=400 * self.more.sizes,
+            partitioner=self.more.partitioner,
+            receipts=self.more.receipts,
         )
 
     def groups(self, queues: int) -> tuple[plan.GroupPlan, ...]:
@@ -89,9 +111,10 @@ class _Draw:
 
     def consumers(self, groups: int) -> tuple[plan.ConsumerPlan, ...]:
         pick = self.pick
+        self._groups = groups
         return tuple(
             plan.ConsumerPlan(group=number % groups, prefetch=pick((0, 0, 1, 3)), receive_maximum=pick((0, 0, 0, 1, 2)))
-            for number in range(groups + pick((0, 1, 1, 2)))
+            for number in range(groups + pick((0, 1, 1, 2)) + self.more.consumers)
         )
 
     def publish(self) -> plan.Publish:
@@ -100,9 +123,10 @@ class _Draw:
             client=pick((0, 0, 1)),
             queue=pick((0, 0, 1)),
             route=pick(bent.routes),
-            key=pick(bent.keys),
+            key=pick(_MANY_KEYS if self.more.is_meant else bent.keys),
             partition=pick((-1, -1, -1, 0, 1)),
             size_bytes=pick(bent.sizes),
+            over_limit=pick((-1, -1, 0, 1)) if self.more.sizes else -1,
             lane=pick(bent.lanes),
             delay_s=pick((0, 0, *TIMES_S[:1], TIMES_S[1])) if bent.delays else 0,
             ttl_s=pick((0, 0, *TIMES_S)) if bent.expires else 0,
@@ -128,19 +152,22 @@ class _Draw:
     def settle(self) -> plan.Settle:
         pick, bent = self.pick, self.bent
         verb = pick(bent.verbs)
+        shows = self.more.receipts and pick((True, True, False))
         return plan.Settle(
             consumer=self.who(),
             verb=verb,
             which=pick(((0,), (0,), (0, 1), (0, 1, 2), (1,), (2, 0), (0, 2, 3), (99,), (0, 99), tuple(range(8)))),
-            form=pick(tuple(plan.Form)),
+            form=plan.Form.RECEIPTS if shows else pick((plan.Form.IDS, plan.Form.OFFSETS)),
             delay_s=pick((0, 0, *TIMES_S)) if verb == "nack" else 0,
             producer=pick((0, 1, -1)) if bent.transactions and verb == "ack" else -1,
+            shown_by=pick((-1, -1, 0, 1)) if shows else -1,
+            first_receipt=shows and pick((False, False, True)),
         )
 
     def step(self) -> plan.Step:
         pick, bent = self.pick, self.bent
         kinds = "ppppppssssssssjjjllww" + "x" * 5 * bent.transactions + "c" * 2 * bent.delays
-        kinds += "aa" * bent.admin + "k" + "b" * 3 * bent.bursts + "t" * 2 * bent.clock
+        kinds += "aa" * bent.admin + "k" + "b" * 3 * bent.bursts + "t" * 2 * bent.clock + self.more.kinds
         match pick(kinds):
             case "p":
                 return self.publish()
@@ -162,6 +189,12 @@ class _Draw:
                 if pick((True, False)):
                     return plan.Purge(queue=pick((0, 1)))
                 return plan.Reset(group=pick((0, 1)), latest=pick((False, False, True)))
+            case "v":
+                return plan.Claim(consumer=self.who(), which=pick((0, 0, 1, 2, 99)), idle_s=pick((0, 0, 20, 200)))
+            case "m":
+                return plan.Commit(consumer=self.who(), which=pick((0, 0, 1, 2, 99, -1, -2)))
+            case "g":
+                return plan.Grow(queue=pick((0, 1)), partitions=pick((1, 3, 4, 5, 6)))
             case "t":
                 return plan.Advance(seconds=pick(ADVANCES_S))
         return plan.Look(queue=pick((0, 1)))
@@ -195,8 +228,24 @@ class _Draw:
             return plan.End(producer=pick((0, 1)), commit=pick((True, True, False)))
         return plan.Cancel(which=self._chance.randrange(4)) if kind == "c" and self.bent.delays else None
 
+    def in_a_row(self) -> Iterator[plan.Step]:
+        """Steps that meet when they come one behind the other, of what only some lives have."""
+        pick, more, consumer = self.pick, self.more, self.who()
+        if more.commits and pick((True, False)):
+            yield plan.Settle(consumer=consumer, verb="nack", which=pick(((0,), (1,))), delay_s=pick(TIMES_S))
+            yield plan.Commit(consumer=consumer, which=pick((0, 1)))
+        if more.receipts and pick((True, False)):
+            for _ in range(pick((1, 2))):
+                yield plan.Settle(consumer=consumer, verb="nack", form=plan.Form.RECEIPTS)
+            yield plan.Settle(consumer=consumer, form=plan.Form.RECEIPTS, first_receipt=pick((True, False, False)))
+        if more.growth and pick((True, False)):
+            yield plan.Grow(partitions=pick((4, 5, 6)))
+            yield plan.Burst(publishes=tuple(self.publish() for _ in range(4)))
+
     def part(self, least: int, most: int) -> Iterator[plan.Step]:
         for _ in range(self._chance.randint(least, most)):
+            if self.more.is_meant and self.pick((True, False, False)):
+                yield from self.in_a_row()
             if self.bent.transactions and self.pick((True, False, False, False, False, False)):
                 yield from self.whole_transaction()
             yield self.step()
@@ -205,12 +254,16 @@ class _Draw:
         pick = self.pick
         if pick((True, True, False)):
             yield self.join(0)
+        for number in range(self.more.consumers):
+            yield self.join(self._groups + number)
         if self.bent.transactions:
             yield plan.Begin(producer=0)
         for _ in range(self._chance.randint(2, 6)):
             yield self.publish()
         yield from self.part(4, 14)
         for _ in range(self.bent.restarts):
+            if self.more.claims:
+                yield plan.Claim(consumer=self.who(), which=pick((0, 0, 1)))
             yield plan.Restart(amid=self.amid())
             self._joined = {}
             if pick((True, True, False)):
@@ -225,8 +278,10 @@ class _Draw:
 def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -> plan.QueueLife:
     """A life that a broker with these capabilities can be asked to live."""
     chance = Random(f"queues/{seed}/{number}")
-    draw = _Draw(chance, capabilities)
+    draw = _Draw(chance, capabilities, _More(Random(f"queues/{seed}/{number}/more"), number))
     queues = tuple(draw.queue() for _ in range(chance.choice((1, 1, 2))))
     groups = draw.groups(len(queues))
     consumers = draw.consumers(len(groups))
-    return plan.QueueLife(queues=queues, groups=groups, consumers=consumers, steps=tuple(draw.steps()))
+    return plan.QueueLife(
+        queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(draw.steps())
+    )

@@ -35,6 +35,10 @@ class QueuePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Expired messages become dead letters."""
     max_in_flight: int = 0
     group_max_in_flight: int = 0
+    max_message_bytes: int = 0
+    partitioner: str = ""
+    """fnv1a or murmur3; empty: nobody knows."""
+    receipts: bool = False
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +69,8 @@ class Form(Enum):
     IDS = "message ids"
     OFFSETS = "offsets"
     """Of one partition; runs of them as ranges."""
+    RECEIPTS = "receipts"
+    """Where the queue gives them; message ids elsewhere."""
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="do"):
@@ -79,6 +85,8 @@ class Publish(_Step, frozen=True, kw_only=True, tag="publish"):
     partition: int = -1
     """-1 = not named."""
     size_bytes: int = 8
+    over_limit: int = -1
+    """0: as large as the queue lets one message be, 1: a byte more; -1: ``size_bytes``."""
     lane: int = 2
     """0 = critical to 4 = background; 2 is not named."""
     delay_s: int = 0
@@ -118,6 +126,10 @@ class Settle(_Step, frozen=True, kw_only=True, tag="settle"):
     """Of a nack."""
     producer: int = -1
     """An ack in the open transaction of this producer, if it has one; -1 = in none."""
+    shown_by: int = -1
+    """The consumer whose connection shows the receipts; -1 = its own."""
+    first_receipt: bool = False
+    """The first one that was given for a message, in place of the last."""
 
 
 class Withhold(_Step, frozen=True, kw_only=True, tag="withhold"):
@@ -154,6 +166,28 @@ class Purge(_Step, frozen=True, kw_only=True, tag="purge"):
     queue: int = 0
 
 
+class Claim(_Step, frozen=True, kw_only=True, tag="claim"):
+    """It wants what somebody of its group holds, itself included."""
+
+    consumer: int = 0
+    which: int = 0
+    """Of what its group holds; more than there are: what it has settled."""
+    idle_s: int = 0
+
+
+class Commit(_Step, frozen=True, kw_only=True, tag="commit"):
+    consumer: int = 0
+    which: int = 0
+    """Behind this one of what it holds of the partition of the first; -1: before everything, -2: far beyond."""
+
+
+class Grow(_Step, frozen=True, kw_only=True, tag="grow"):
+    """The queue is to have so many partitions."""
+
+    queue: int = 0
+    partitions: int = 2
+
+
 class Look(_Step, frozen=True, kw_only=True, tag="look"):
     """The figures of a queue."""
 
@@ -174,7 +208,23 @@ class Restart(_Step, frozen=True, kw_only=True, tag="restart"):
 
 
 Step = (
-    Publish | Burst | Join | Leave | Settle | Withhold | Begin | End | Cancel | Reset | Purge | Look | Advance | Restart
+    Publish
+    | Burst
+    | Join
+    | Leave
+    | Settle
+    | Withhold
+    | Begin
+    | End
+    | Cancel
+    | Reset
+    | Purge
+    | Claim
+    | Commit
+    | Grow
+    | Look
+    | Advance
+    | Restart
 )
 
 
@@ -182,6 +232,8 @@ class QueueLife(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[QueuePlan, ...]
     groups: tuple[GroupPlan, ...]
     consumers: tuple[ConsumerPlan, ...]
+    tenant: bool = False
+    """All clients are of a tenant, beside whose queues there are others of the same names."""
     steps: tuple[Step, ...]
 
 

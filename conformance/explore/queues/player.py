@@ -13,11 +13,21 @@ from typing import Any
 from assay.conformance.case import CLOCK_TOPIC
 from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.books import violation
-from assay.conformance.explore.queues.clients import PATIENCE_S, QueueClient, QueueClients, violation_of
-from assay.conformance.explore.queues.deliveries import NUMBER, RICH
+from assay.conformance.explore.queues.clients import ADMIN, PATIENCE_S, QueueClient, QueueClients, violation_of
+from assay.conformance.explore.queues.deliveries import NUMBER
 from assay.conformance.explore.queues.oracle import Oracle
+from assay.conformance.explore.queues.requests import (
+    RETAINED_S,
+    RICH_FIELDS,
+    message_id,
+    message_of,
+    places,
+    ranges,
+    settings_of,
+)
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.state import Copy, Fate, Group, Member, Message, Queue, Transaction
+from assay.conformance.explore.queues.settlements import BEYOND
+from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Message, Queue, Transaction
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.sockets import Wire
 from assay.conformance.targets import CapabilityValue, Endpoint
@@ -41,14 +51,13 @@ from assay.conformance.wire import (
 
 _SOON_S = 0.25
 """What an eager broker sends is waited for so long, so that a life meets it; that it does not come says nothing."""
-_TRANSACTION_BYTES = 200
-"""What the properties take at most that put a message into a transaction."""
+_POLL_S = 0.01
+"""Between two looks at figures."""
 _GIVES_UP = 4
 """A broker that was not eager so often is not waited for any more."""
 _LONG_S = 300_000
 _VERSION = 5
 _MOST_ROUNDS = 2_000
-_RETAINED_S = 10**8
 _FIRST_FAILURE_CODE = 0x80
 
 
@@ -71,9 +80,13 @@ class QueuePlayer(QueueClients):
         patience_s: float = PATIENCE_S,
         restart: Callable[[float], Endpoint] | None = None,
         tidies: bool = True,
+        tenant: str = "",
     ) -> None:
-        """As :class:`assay.conformance.explore.player.Player`; ``tidies``: its queues are deleted after a life."""
-        self._tidies = tidies
+        """As :class:`assay.conformance.explore.player.Player`; ``tidies``: its queues are deleted after a life.
+
+        ``tenant``: whose clients have ids that begin with its name and ``-``; without, no life has one.
+        """
+        self._tidies, self._tenant = tidies, tenant
         super().__init__(endpoint, capabilities, patience_s)
         self._run_token, self._lives, self.restart = run_token, itertools.count(1), restart
         self._late = 0
@@ -82,6 +95,7 @@ class QueuePlayer(QueueClients):
     def _begin(self, life: plan.QueueLife) -> None:
         self.begin_life()
         self.token, self._life = f"{self._run_token}q{next(self._lives):x}", life
+        self.tenant = self._tenant if life.tenant else ""
         self.oracle = Oracle((f"{self.token}n{number}" for number in range(len(life.queues))), life.queues)
         self.clients: dict[str, QueueClient] = {}
         self._producers: dict[int, _Producer] = {}
@@ -100,7 +114,11 @@ class QueuePlayer(QueueClients):
         try:
             self.oracle.now = self.now
             for queue in self.oracle.queues:
+                queue.owner = f"{self.tenant}." if self.tenant else ""
                 self._create(queue)
+                if self.tenant:
+                    self._admin("queue/create", {"name": queue.name, "message_ttl_s": RETAINED_S})
+                    self.request(self.client(ADMIN), f"$queue/{queue.name}", payload=b"of nobody")
             for step in life.steps:
                 self.note(str(step))
                 self._next_round()
@@ -138,7 +156,13 @@ class QueuePlayer(QueueClients):
                 self._reset(step)
             case plan.Purge():
                 queue = self.oracle.queues[step.queue % len(self.oracle.queues)]
-                self._told(self._admin(f"queue/{queue.name}/purge"), self.oracle.purge(queue))
+                self._told(self._admin(f"queue/{queue.owner}{queue.name}/purge"), self.oracle.purge(queue))
+            case plan.Claim():
+                self._claim(step)
+            case plan.Commit():
+                self._commit(step)
+            case plan.Grow():
+                self._grow(step)
             case plan.Look():
                 self._look(self.oracle.queues[step.queue % len(self.oracle.queues)])
             case plan.Advance():
@@ -181,7 +205,16 @@ class QueuePlayer(QueueClients):
         oracle.finish()
         for queue in oracle.queues:
             self._look(queue)
+            if self.tenant:
+                self._look_beside(queue)
         self._clean_up()
+
+    def _look_beside(self, queue: Queue) -> None:
+        """What nobody's queue of the same name holds is one message, whatever became of those of the tenant's."""
+        depth = self._figures(queue.name)["depth"]
+        if depth != 1:
+            text = f"nobody's {queue.name}, beside {self.tenant}'s, holds {depth} messages, not one"
+            raise violation(QueueRule.TENANT, text)
 
     def _drain(self) -> None:
         """Whatever comes is acknowledged, until nothing does."""
@@ -199,11 +232,11 @@ class QueuePlayer(QueueClients):
                 return
 
     def _clean_up(self) -> None:
-        for queue in self.oracle.queues if self._tidies else ():
+        for queue in self.oracle.queues if self._tidies else ():  # of a tenant there are none but in brokers of ours
             with contextlib.suppress(ViolationError):
-                self._admin(f"queue/{queue.name}/delete")
+                self._admin(f"queue/{queue.owner}{queue.name}/delete")
                 if queue.letters is not None:
-                    self._admin(f"queue/dlq/{queue.name}/delete")
+                    self._admin(f"queue/dlq/{queue.owner}{queue.name}/delete")
         for client in self.clients.values():
             if client.open:
                 self.write(client, Disconnect())
@@ -212,36 +245,14 @@ class QueuePlayer(QueueClients):
 
     def _admin(self, operation: str, request: object = None, **more: Any) -> Puback | None:
         payload = b"" if request is None else json.dumps(request).encode()
-        return self.request(self.client("a"), f"$admin/{operation}", payload=payload, **more)
+        return self.request(self.client(ADMIN), f"$admin/{operation}", payload=payload, **more)
 
     @staticmethod
     def _told(answer: Puback | None, answered: Callable[[bool | None], None]) -> None:
         answered(None if answer is None else answer.reason_code < _FIRST_FAILURE_CODE)
 
     def _create(self, queue: Queue) -> None:
-        fields = queue.plan
-        retry: dict[str, Any] = {"max_retries": fields.max_retries, "total_timeout_s": _RETAINED_S}
-        if fields.backoff_s:
-            retry |= {"initial_backoff_s": fields.backoff_s, "max_backoff_s": 4 * fields.backoff_s, "multiplier": 2}
-            retry["nack_immediately"] = False
-        request: dict[str, Any] = {
-            "name": queue.name,
-            "partitions": 1 if queue.is_strict else fields.partitions,
-            "ordering": fields.ordering,
-            "durability": fields.durability,
-            "delivery_timeout_s": fields.timeout_s,
-            "dead_letters": fields.dead_letters,
-            "message_ttl_s": fields.ttl_s or _RETAINED_S,
-            "overflow": fields.overflow,
-            "retry": retry,
-        }
-        for name in ("max_depth", "max_bytes", "max_in_flight"):
-            if getattr(fields, name):
-                request[name] = getattr(fields, name)
-        if fields.to_letters:
-            request["expired_to_dead_letters"] = True
-        if fields.group_max_in_flight:
-            request["group"] = {"max_in_flight": fields.group_max_in_flight}
+        request = settings_of(queue)
         answer = self._admin("queue/create", request)
         if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
             text = f"a queue with {request} is refused: {answer}"
@@ -251,42 +262,6 @@ class QueuePlayer(QueueClients):
 
     def _queue(self, number: int) -> Queue:
         return self.oracle.queues[number % len(self.oracle.queues)]
-
-    def _message(self, step: plan.Publish, queue: Queue) -> tuple[Message, Properties]:
-        message = Message(queue, next(self._numbers), self.oracle.serial)
-        message.key, message.route, message.lane = step.key, step.route, step.lane
-        message.rich, message.delay_s, message.expiry_s = step.rich, step.delay_s, 0
-        message.topic = f"$queue/{queue.name}" + (f"/{step.route}" if step.route else "")
-        text = f"{self.token}:{message.number}:".encode()
-        message.payload = text.ljust(step.size_bytes, b".") if step.size_bytes else b""
-        own = (NUMBER, str(message.number)), *(RICH.user_property if step.rich else ())
-        named: list[tuple[str, str]] = [*own]
-        if step.key:
-            named.append(("partition-key", step.key))
-        partitions = 1 if queue.is_strict else queue.plan.partitions
-        if step.partition >= 0:
-            message.partition = step.partition % partitions
-            named.append(("partition", str(message.partition)))
-        if step.lane != 2:
-            named.append(("priority", plan.LANES[step.lane]))
-        if step.delay_s:
-            named.append(("delay", f"{step.delay_s}s"))
-        expiry_s = 0 if step.delay_s else step.expiry_s
-        if step.ttl_s and not step.delay_s:
-            named.append(("ttl", f"{step.ttl_s}s"))
-        message.expiry_s = min([each for each in (expiry_s, 0 if step.delay_s else step.ttl_s) if each], default=0)
-        few = len(message.payload) + sum(len(n.encode()) + len(v.encode()) for n, v in own)
-        many = len(message.payload) + sum(len(n.encode()) + len(v.encode()) + 8 for n, v in named)
-        message.size = few, many + (_TRANSACTION_BYTES if step.transaction else 8)
-        fields: dict[str, Any] = {}
-        if step.rich:
-            fields = {
-                "payload_format_indicator": RICH.payload_format_indicator,
-                "content_type": RICH.content_type,
-                "response_topic": RICH.response_topic,
-                "correlation_data": RICH.correlation_data,
-            }
-        return message, Properties(message_expiry_interval=expiry_s or None, user_property=tuple(named), **fields)
 
     def _publish(self, step: plan.Publish) -> None:
         self._burst((step,))
@@ -300,16 +275,18 @@ class QueuePlayer(QueueClients):
             if inside is not None and inside.transaction is not None and inside.transaction.fate is not Fate.OPEN:
                 continue
             client = self.client(f"t{step.client}" if inside is not None else f"p{step.client}")
-            message, properties = self._message(step, queue)
+            number = next(self._numbers)
+            message, properties = message_of(step, queue, number, self.oracle.serial, self.token)
             if inside is not None:
                 named = *properties.user_property, *inside.identity.items()
                 named = *named, ("transaction-id", inside.transaction_id)
                 properties = Properties(
-                    **{name: getattr(properties, name) for name in ("message_expiry_interval", *_RICH_FIELDS)},
+                    **{name: getattr(properties, name) for name in ("message_expiry_interval", *RICH_FIELDS)},
                     user_property=named,
                 )
             message.burst, message.client = self.oracle.round, step.client + 10 * (inside is not None)
-            qos = 1 if inside is not None or step.delay_s or queue.is_limited else step.qos
+            is_told = inside is not None or step.delay_s or queue.is_limited or queue.plan.max_message_bytes
+            qos = 1 if is_told else step.qos
             answered = self.oracle.publish(queue, message, inside.transaction if inside is not None else None)
             packet_id = self.next_id(client) if qos else 0
             packet = Publish(
@@ -439,6 +416,9 @@ class QueuePlayer(QueueClients):
     def _held_by(self, member: Member) -> list[Copy]:
         return [copy for copy in member.group.open_copies() if copy.may_be_held_by(member)]
 
+    def _is_on_its_way(self, copy: Copy, member: Member) -> bool:
+        return any(self.oracle.may_flow(copy, spot, [member]) for spot in copy.spots)
+
     def _withhold(self, number: int, *, on: bool) -> None:
         client = self.clients.get(f"c{number % len(self._life.consumers)}")
         if client is None or not client.open:
@@ -472,24 +452,41 @@ class QueuePlayer(QueueClients):
         producer = self._producers.get(step.producer) if step.verb == "ack" else None
         if producer is not None and (producer.transaction is None or producer.transaction.fate is not Fate.OPEN):
             producer = None
-        self._send_settlement(client, member, copies, step, producer)
+        shows = step.form is plan.Form.RECEIPTS and producer is None and all(copy.receipts for copy in copies)
+        shower = self.clients.get(f"c{step.shown_by % len(self._life.consumers)}") if step.shown_by >= 0 else None
+        if shows and shower is not None and shower.open:
+            client = shower
+        self._send_settlement(client, member, copies, step, producer, shows=shows)
         self._settled.setdefault(number, []).extend(copies)
 
     def _send_settlement(
-        self, client: QueueClient, member: Member, copies: list[Copy], step: plan.Settle, producer: _Producer | None
+        self,
+        client: QueueClient,
+        member: Member,
+        copies: list[Copy],
+        step: plan.Settle,
+        producer: _Producer | None,
+        *,
+        shows: bool = False,
     ) -> None:
         queue = member.group.queue
         told = f"g-{step.verb}" if step.verb == "reject" else ""
-        if step.form is plan.Form.OFFSETS:
+        by_receipt = None
+        if shows:
+            shown = [copy.receipts[0 if step.first_receipt else -1] for copy in copies]
+            by_receipt = {copy: int(receipt.split(":")[-2]) for copy, receipt in zip(copies, shown, strict=True)}
+            named = [("receipt", receipt) for receipt in shown]
+        elif step.form is plan.Form.OFFSETS:
             first = copies[0].message.place
             assert first is not None
             placed = [(copy, copy.message.place) for copy in copies if copy.message.place is not None]
             copies = [copy for copy, place in placed if place[0] == first[0]]
-            offsets = _ranges(place[1] for _, place in placed if place[0] == first[0])
+            offsets = ranges(place[1] for _, place in placed if place[0] == first[0])
             named = [("partition", str(first[0])), ("offsets", offsets)]
         else:
-            named = [("message-id", _message_id(queue, copy)) for copy in copies]
-        named.append(("group-id", self._group_id(member.group)))
+            named = [("message-id", message_id(queue, copy)) for copy in copies]
+        if by_receipt is None:
+            named.append(("group-id", self._group_id(member.group)))
         delay_s = step.delay_s if step.verb == "nack" else 0
         if delay_s:
             named.append(("delay", f"{delay_s}s"))
@@ -498,15 +495,67 @@ class QueuePlayer(QueueClients):
         if producer is not None:
             named += [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
         into = producer.transaction if producer is not None else None
-        answered = self.oracle.settle(member, copies, step.verb, delay_s, told, into)
-        topic = f"$queue/dlq/{queue.source.name}" if queue.source is not None else f"$queue/{queue.name}"
-        answer = self.request(client, f"{topic}/${step.verb}", named)
+        answered = self.oracle.settle(member, copies, step.verb, delay_s, told, into, by_receipt)
+        answer = self.request(client, self._topic(queue, step.verb), named)
         if answer is None:
             answered(None, ())
             return
         told_gone = [value for name, value in answer.properties.user_property if name == "not-pending"]
-        gone = [place for value in told_gone for place in _places(value)]
+        gone = [place for value in told_gone for place in places(value)]
         answered(answer.reason_code < _FIRST_FAILURE_CODE, gone)
+
+    def _topic(self, queue: Queue, verb: str) -> str:
+        return (f"$queue/dlq/{queue.source.name}" if queue.source is not None else f"$queue/{queue.name}") + f"/${verb}"
+
+    def _claim(self, step: plan.Claim) -> None:
+        number = step.consumer % len(self._life.consumers)
+        client = self.clients.get(f"c{number}")
+        if client is None or not client.open or client.member is None:
+            return
+        group = client.member.group
+        old = [copy for copy in self._settled.get(number, []) if copy.group is group and not copy.is_open]
+        # Whose retries are used up need not come; and of what may be on its way nobody can tell whom a claim meets.
+        copies = [
+            copy
+            for copy in group.open_copies()
+            if copy.must(Kind.FLIGHT)
+            and all(spot.deliveries <= group.queue.plan.max_retries for spot in copy.spots)
+            and copy.message.expires_at > self.oracle.now
+        ]
+        for copy in (copies[step.which :] or old[-1:])[:1]:
+            named = [("message-id", message_id(group.queue, copy)), ("group-id", self._group_id(group))]
+            named.append(("min-idle", f"{step.idle_s}s"))
+            for holder, member in group.members.items():
+                if copy.is_held_by(member):
+                    self._settled.setdefault(holder, []).append(copy)  # it can settle it no more
+            answered = self.oracle.claim(client.member, copy, step.idle_s)
+            self._told(self.request(client, self._topic(group.queue, "claim"), named), answered)
+
+    def _commit(self, step: plan.Commit) -> None:
+        client = self.clients.get(f"c{step.consumer % len(self._life.consumers)}")
+        if client is None or not client.open or client.member is None:
+            return
+        group = client.member.group
+        copies = group.open_copies()
+        on_their_way = any(self._is_on_its_way(copy, member) for copy in copies for member in group.members.values())
+        held = [copy.message.place for copy in self._held_by(client.member) if copy.message.place is not None]
+        if on_their_way or any(copy.may(Kind.HELD) for copy in copies) or not held:
+            return
+        partition = held[0][0]
+        offsets = sorted(offset for each, offset in held if each == partition)
+        offset = {-1: 0, -2: BEYOND}.get(step.which, offsets[max(0, min(step.which, len(offsets) - 1))] + 1)
+        named = [("partition", str(partition)), ("offset", str(offset)), ("group-id", self._group_id(group))]
+        self._settled.setdefault(client.consumer, []).extend(self._held_by(client.member))
+        answered = self.oracle.commit(client.member, partition, offset)
+        self._told(self.request(client, self._topic(group.queue, "commit"), named), answered)
+
+    def _grow(self, step: plan.Grow) -> None:
+        queue = self._queue(step.queue)
+        if queue.is_strict or queue.plan.durability == "memory":  # it is made anew after a restart
+            return
+        request = {"count": step.partitions}
+        answered = self.oracle.grow(queue, step.partitions)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request), answered)
 
     def _group_id(self, group: Group) -> str:
         return group.told or group.name
@@ -551,42 +600,47 @@ class QueuePlayer(QueueClients):
         if self._life.groups[number].dead or f"g{number}" not in queue.groups:
             return
         group = queue.groups[f"g{number}"]
-        if group.members:
-            return  # what was sent before the reset may be read after it, and nobody can tell the two from each other
         if (group.plan.filter and not group.told) or any(
             copy in each.held for each in self.oracle.transactions for copy in group.copies.values()
         ):
             return  # nobody knows what it is called; and of what a transaction settled the specification does not say
         request = {"group": self._group_id(group), "to": "latest" if step.latest else "earliest"}
+        for consumer, member in group.members.items():  # none of it can be settled any more
+            self._settled.setdefault(consumer, []).extend(self._held_by(member))
         answered = self.oracle.reset(group, latest=step.latest)
-        self._told(self._admin(f"queue/{queue.name}/reset", request), answered)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/reset", request), answered)
 
     def _look(self, queue: Queue) -> None:
         """Figures may change behind a sync: they are asked for until they are what they may be."""
         deadline = time.monotonic() + self.patience_s
-        client = self.client("a")
-        topic = f"assay/{self.token}/answers"
+        while True:
+            wrong = self._wrong_figures(queue)
+            if not wrong:
+                self.oracle.looked_at(queue)
+                return
+            self.read(_POLL_S)
+            if time.monotonic() > deadline:
+                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        client, topic = self.client(ADMIN), f"assay/{self.token}/answers"
         if not client.inbox:
             packet_id = self.next_id(client)
             entry = Subscription(filter=topic, qos=0)
             self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
-        while True:
-            wrong = self._wrong_figures(queue, client, topic)
-            if not wrong:
-                return
-            if time.monotonic() > deadline:
-                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
-
-    def _wrong_figures(self, queue: Queue, client: QueueClient, topic: str) -> str:
         seen = len(client.inbox)
-        answer = self._admin(f"queue/{queue.name}/stats", response_topic=topic, correlation_data=b"figures")
+        answer = self._admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
         if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
-            raise violation(QueueRule.REQUEST, f"the figures of {queue.name} are refused: {answer}")
+            raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
         self.await_(
             lambda: len(client.inbox) > seen,
-            lambda: violation(QueueRule.UNANSWERED, f"figures of {queue.name} do not come", "Q-ADMIN-01", waited=True),
+            lambda: violation(QueueRule.UNANSWERED, f"figures of {name} do not come", "Q-ADMIN-01", waited=True),
         )
-        figures = json.loads(client.inbox[-1].payload)
+        figures: dict[str, Any] = json.loads(client.inbox[-1].payload)
+        return figures
+
+    def _wrong_figures(self, queue: Queue) -> str:
+        figures = self._figures(f"{queue.owner}{queue.name}")
         by_group = {each["group"]: each for each in figures.get("groups", [])}
         wrong = []
         for (group, name), (least, most) in self.oracle.figures(queue).items():
@@ -634,6 +688,8 @@ class QueuePlayer(QueueClients):
         for queue in self.oracle.queues:
             if queue.plan.durability == "memory":
                 self._create(queue)
+        # Their ids may be given out anew.
+        self._delayed = [message for message in self._delayed if message.queue.plan.durability != "memory"]
 
     # Waiting
 
@@ -684,7 +740,7 @@ class QueuePlayer(QueueClients):
                     wire.answers[packet.packet_id] = packet
             case Publish():
                 self._delivery(wire, packet)
-            case Disconnect() if not wire.ended and self.clients.get(wire.client_id[len(self.token) :]) is wire:
+            case Disconnect() if not wire.ended and self.is_current(wire):
                 raise violation_of(Rule.ENDED, f"{wire.name}: {packet}")
 
     def _delivery(self, wire: QueueClient, packet: Publish) -> None:
@@ -710,34 +766,5 @@ class QueuePlayer(QueueClients):
         member.group.told = dict(packet.properties.user_property)["group-id"]
 
 
-_RICH_FIELDS = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
-
-
 def _gone_meanwhile() -> ViolationError:
     return violation(QueueRule.LETTER_LOST, "a dead letter came late", waited=True)
-
-
-def _message_id(queue: Queue, copy: Copy) -> str:
-    place = copy.message.place
-    assert place is not None
-    return f"{queue.name}:{place[0]}:{place[1]}"
-
-
-def _places(text: str) -> list[str]:
-    """The message ids of ``queue:partition:1,3-5``."""
-    head, _, offsets = text.rpartition(":")
-    ends = [part.partition("-") for part in offsets.split(",")]
-    if not all(first.isdecimal() and (not dash or last.isdecimal()) for first, dash, last in ends):
-        return [text]
-    return [f"{head}:{at}" for first, dash, last in ends for at in range(int(first), int(last if dash else first) + 1)]
-
-
-def _ranges(offsets: Iterable[int]) -> str:
-    """As ``1-5,7``."""
-    texts: list[str] = []
-    ordered = sorted(set(offsets))
-    while ordered:
-        last = next(at for at, value in enumerate(ordered) if at + 1 == len(ordered) or ordered[at + 1] != value + 1)
-        texts.append(str(ordered[0]) if not last else f"{ordered[0]}-{ordered[last]}")
-        ordered = ordered[last + 1 :]
-    return ",".join(texts)

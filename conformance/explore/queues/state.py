@@ -6,6 +6,7 @@ rules the others out. Times are intervals: no clock of a client's is the broker'
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ class Kind(Enum):
     DEAD = "a dead letter"
     GONE = "settled, given up, or not there"
 
+    def __init__(self, _label: str) -> None:
+        self.bit = 1 << len(type(self).__members__)
+        """Of sets of them, which are asked about very often."""
+
 
 class Spot(NamedTuple):
     """Something that may be true of a copy."""
@@ -40,6 +45,7 @@ class Spot(NamedTuple):
     by: float = 0.0
     """At the latest."""
     holder: object = None
+    """Ready: the member that has claimed it, and will read it."""
 
 
 GONE = Spot(Kind.GONE)
@@ -76,6 +82,10 @@ class Message:
         """The step since which it may be delivered."""
         self.size = (0, 0)
         """Bytes that count against limits, at least and at most."""
+        self.most_bytes = 0
+        """Likewise, against that on one message: at most."""
+        self.of_partitions = 1
+        """How many its queue had as it came; 0: nobody knows."""
         self.topic = self.route = self.key = ""
         self.partition = -1
         self.lane = 2
@@ -102,7 +112,10 @@ class Message:
         self.transaction: Transaction | None = None
         self.source: Copy | None = None
         """Of a dead letter."""
+        self.counts_before: frozenset[int] = frozenset()
+        """Of a dead letter that may be there though its message is back: a kill came between the two."""
         self.delay_id = ""
+        self.is_due = False
         self.cancelled: bool | None = False
         """None: perhaps."""
 
@@ -120,7 +133,7 @@ class Message:
 
     @property
     def partition_known(self) -> int | None:
-        if self.queue.plan.partitions == 1 or self.queue.is_strict:
+        if self.of_partitions == 1:
             return 0
         return self.place[0] if self.place else (self.partition if self.partition >= 0 else None)
 
@@ -128,7 +141,8 @@ class Message:
         """For certain."""
         mine, others = self.partition_known, other.partition_known
         if mine is None or others is None:
-            return bool(self.key) and self.key == other.key and self.partition == other.partition
+            is_alike = self.key == other.key and self.of_partitions == other.of_partitions > 0
+            return bool(self.key) and is_alike and self.partition == other.partition
         return mine == others
 
     def may_share_partition(self, other: Message) -> bool:
@@ -137,6 +151,8 @@ class Message:
 
     def is_before(self, other: Message) -> bool:
         """It came into the partition before the other, if it is the same."""
+        if self.place is not None and other.place is not None and self.place[0] == other.place[0]:
+            return self.place[1] < other.place[1]
         if self.burst == other.burst and self.client != other.client:
             return False  # of two publishers that did not wait for each other
         if self.delay_s and other.delay_s and not self.queue.is_limited:
@@ -152,7 +168,7 @@ class Copy:
 
     def __init__(self, group: Group, message: Message, *spots: Spot) -> None:
         self.group, self.message = group, message
-        self.spots = frozenset(spots)
+        self.put(spots)
         self.clauses: tuple[str, ...] = ()
         """Why it is not to come any more."""
         self.letter: Message | None = None
@@ -170,16 +186,32 @@ class Copy:
         """It became one, and a death of the broker may have made it one once more."""
         self.in_time_at = -NEVER
         """It may have been sent at this time, before the clock was moved."""
+        self.stale: set[tuple[object, int]] = set()
+        """To whom, and by what count, it may come and mean nothing: its group was reset since, or it was settled."""
+        self.delivered_at = (0.0, 0.0)
+        """When its last delivery was sent, at the earliest and latest."""
+        self.receipts: list[str] = []
+        """Of its deliveries that were read, by count."""
+        self.lingers = False
+        """It has expired, and may count for the limits of its queue until that shows otherwise."""
+
+    def put(self, spots: Iterable[Spot]) -> None:
+        """All that may be true of it from now on."""
+        self.spots = frozenset(spots)
+        self._kinds = 0
+        for spot in self.spots:
+            self._kinds |= spot.kind.bit
+        self.is_open = not self.must(Kind.GONE, Kind.DEAD)
+        """It is not settled, or a dead letter, for certain."""
 
     def may(self, kind: Kind) -> bool:
-        return any(spot.kind is kind for spot in self.spots)
+        return bool(self._kinds & kind.bit)
 
     def must(self, *kinds: Kind) -> bool:
-        return all(spot.kind in kinds for spot in self.spots)
-
-    @property
-    def is_open(self) -> bool:
-        return not self.must(Kind.GONE, Kind.DEAD)
+        left = self._kinds
+        for kind in kinds:
+            left &= ~kind.bit
+        return not left
 
     def is_held_by(self, holder: object) -> bool:
         return all(spot.kind is Kind.FLIGHT and spot.holder is holder for spot in self.spots)
@@ -228,6 +260,11 @@ class Group:
         self.copies: dict[Message, Copy] = {}
         self.members: dict[int, Member] = {}
         """Consumer number to its connection."""
+        self.served: dict[int, tuple[object, int, int]] = {}
+        """Partition to who was given its messages last, in which step that was read, and how often it has changed since
+        somebody came or left."""
+        self.moved_at = -NEVER
+        """When the clock was moved last, on the clock before it, if there were members."""
 
     def wants(self, message: Message) -> bool:
         if not self.plan.filter or self.is_dead:
@@ -248,11 +285,16 @@ class Queue:
 
     def __init__(self, name: str, plan: QueuePlan, source: Queue | None = None) -> None:
         self.name, self.plan, self.source = name, plan, source
+        self.owner = ""
+        """What stands before its name for those who belong to no tenant."""
         self.messages: dict[Message, None] = {}
         self.by_number: dict[int, list[Message]] = {}
         self.groups: dict[str, Group] = {}
         self.places: dict[tuple[int, int], Message] = {}
+        self.partitions = 1 if self.is_strict or source is not None else plan.partitions
         self.letters: Queue | None = Queue(f"$dlq/{name}", plan, self) if source is None else None
+        self.dropped = 0
+        """Publishes that may have found room at the cost of another message."""
         self.forgotten: dict[int, Message] = {}
         """Messages that a restart emptied it of, by number."""
 
