@@ -32,8 +32,8 @@ _slip(
     "the deliveries of what waits for a retry are counted from one after a restart",
     PendingState,
     "_change",
-    'consumer="", due_at_ms=operation.at_ms)',
-    'consumer="", due_at_ms=operation.at_ms, delivery_count=1)',
+    "entry._replace(due_at_ms=operation.at_ms)",
+    "entry._replace(due_at_ms=operation.at_ms, delivery_count=1)",
 )
 _slip(
     "second-attempt-not-acknowledged",
@@ -48,8 +48,8 @@ _slip(
     "what waits for its delay after a nack is ready after a restart if it had failed twice",
     group_recovery,
     "recover",
-    "record.due_at_ms / 1000 or now",
-    "record.due_at_ms / 1000 * (record.delivery_count < 2) or now",
+    "if due_at else now",
+    "if due_at and record.delivery_count < 2 else now",
 )
 _slip(
     "several-settled-are-written-but-for-the-last",
