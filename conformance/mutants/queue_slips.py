@@ -48,8 +48,8 @@ _slip(
     "what waits for its delay after a nack is ready after a restart if it had failed twice",
     group_recovery,
     "recover",
-    "if due_at else now",
-    "if due_at and record.delivery_count < 2 else now",
+    "if due_at else",
+    "if due_at and record.delivery_count < 2 else",
 )
 _slip(
     "several-settled-are-written-but-for-the-last",

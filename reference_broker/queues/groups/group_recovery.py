@@ -45,9 +45,7 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         entry.claimed_at = entry.first_delivered_at = seconds_of(record.claimed_at_ms)
         due_at = record.due_at_ms / 1000
         # No longer than it was to wait when it was set: the clock may have been set back since.
-        entry.deadline = (
-            min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else group.ready_since(now)
-        )
+        entry.deadline = min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else group.ready_since(now)
         entry.last_consumer = record.consumer
         place.pending[record.offset] = entry
         group.unsettled += 1
