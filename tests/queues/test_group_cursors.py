@@ -371,3 +371,19 @@ def test_a_delivery_that_its_consumer_did_not_take_is_none(durable: QueueBench) 
     consumer.room = 9
     durable.turn()
     assert consumer.counts == [1, 2]
+
+
+def test_what_a_retry_held_back_comes_once_that_is_committed(bench_with: BenchWith) -> None:
+    """Found by lives of queues: nobody was served until something else happened to the group."""
+    retry = {"nack_immediately": False, "initial_backoff_s": 1_000.0, "max_backoff_s": 1_000.0}
+    bench = bench_with(retry=retry)
+    only = join(bench, "a")
+    publish(bench, "x", "y")
+    bench.turn()
+    only.nack(only.got[0])
+    publish(bench, "z")
+    bench.turn()
+    assert only.values == ["x", "y"]
+    bench.engine.groups.commit("q", "g", 0, 2, consumer_id="a", now=bench.now)
+    bench.turn()
+    assert only.values == ["x", "y", "z"]

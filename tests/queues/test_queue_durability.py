@@ -271,6 +271,28 @@ def test_the_source_lets_go_only_when_the_dead_letter_is_durable(durable: QueueB
     assert places[-1] == (0, 1, True)
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_what_was_on_its_way_to_the_dead_letters_undelivered_comes_for_the_first_time(
+    bench_with: BenchWith, turns: int
+) -> None:
+    """Found by lives of queues: after a kill its first delivery was told as the second."""
+    bench = bench_with(MemoryDisk(), durability=Durability.FSYNC, max_depth=1, overflow="dead_letter_oldest")
+    bench.consumer(room=0)
+    bench.publish("old")
+    bench.turn()
+    bench.publish("new")
+    for _ in range(turns):
+        bench.engine.dispatch(bench.now)
+        for job in bench.engine.take_jobs(bench.now):
+            job.run()
+            bench.engine.job_done(job, None, bench.now)
+    bench.restart()
+    again = bench.consumer()
+    bench.turn()
+    assert again.counts == [1] * len(again.values)
+    assert not any(delivery.redelivered for delivery in again.got)
+
+
 def test_a_failed_sync_fails_every_waiting_publisher_and_all_later_ones(bench_with: BenchWith) -> None:
     disk = FailingDisk()
     bench = bench_with(disk)

@@ -415,6 +415,21 @@ def test_what_waits_for_a_retry_leaves_when_it_expires(bench_with: Benches, rest
     assert bench.engine.stats("q").depth == 0
 
 
+@pytest.mark.parametrize("letters", [False, True])
+def test_what_waited_behind_a_retry_that_expires_comes(bench_with: Benches, *, letters: bool) -> None:
+    retry = {"nack_immediately": False, "initial_backoff_s": 1_000.0, "max_backoff_s": 1_000.0}
+    bench = bench_with(MemoryDisk(), retry=retry, expired_to_dead_letters=letters)
+    consumer = bench.consumer()
+    bench.publish("first", user_properties=(("ttl", "10s"),))
+    bench.turn()
+    consumer.nack(consumer.take()[0])
+    bench.publish("second")
+    bench.advance(9.0)
+    assert consumer.got == []
+    bench.advance(2.0)
+    assert consumer.values == ["second"]
+
+
 def test_expired_at_delivery_becomes_a_dead_letter(bench_with: Benches) -> None:
     bench = bench_with(expired_to_dead_letters=True, message_ttl_s=10.0)
     consumer = bench.consumer(room=0)

@@ -25,7 +25,10 @@ class Limits(Books):
             message.transaction = transaction
             transaction.messages.append(message)
 
+        queue.unanswered += 1
+
         def answered(accepted: bool | None) -> None:
+            queue.unanswered -= 1
             if accepted is None:
                 return
             # What others sent meanwhile may have come first.

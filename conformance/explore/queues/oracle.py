@@ -79,20 +79,25 @@ class Oracle(Limits, Settlements):
         group.members = {number: each for number, each in group.members.items() if each is not member}
         group.served = {}
         member.left = self.round
-        for copy in group.open_copies():
-            spots: set[Spot] = set()
-            for spot in copy.spots:
-                if spot.kind is Kind.FLIGHT and spot.holder is member:
-                    spots |= self._failed(copy, spot.deliveries, self.now, self.now)
-                else:
-                    if spot.holder is not member:
-                        spots.add(spot)
-                    if self.may_flow(copy, spot, [member]):
-                        spots |= self._failed(copy, spot.deliveries + 1, self.now, self.now)
+        # What may be on its way to it was sent while it held all that it has held.
+        for copy, spots in [(copy, self._without(member, copy)) for copy in group.open_copies()]:
             if spots != copy.spots:
                 copy.failed_round = self.round
                 copy.last_holder = copy.last_holder if copy.may_be_held_by(member) else ""
                 self._become(copy, spots)
+
+    def _without(self, member: Member, copy: Copy) -> set[Spot]:
+        """What is true of a copy once a consumer has gone."""
+        spots: set[Spot] = set()
+        for spot in copy.spots:
+            if spot.kind is Kind.FLIGHT and spot.holder is member:
+                spots |= self._failed(copy, spot.deliveries, self.now, self.now)
+                continue
+            if spot.holder is not member:
+                spots.add(spot)
+            if self.may_flow(copy, spot, [member]):
+                spots |= self._failed(copy, spot.deliveries + 1, self.now, self.now)
+        return spots
 
     # Deliveries
 
@@ -171,7 +176,7 @@ class Oracle(Limits, Settlements):
             if told.get("_dlq_reason") in BY_ITSELF:
                 known = [m for m in known if m.source is None]
                 known = known or self._left_by_itself(queue, queue.source, number)
-        known.sort(key=lambda each: (each.place is None, bool(each.ended)))
+        known.sort(key=lambda each: (each.place is None, bool(each.ended), *_is_another(each, told)))
         other = queue.places.get(place)
         if known and (other is None or other is known[0]):
             return known[0]
@@ -187,9 +192,13 @@ class Oracle(Limits, Settlements):
         plan, found = queue.plan, []
         for message in queue.by_number.get(number, []) or [queue.forgotten[number]] * (number in queue.forgotten):
             expired = plan.to_letters and message.expires_at <= self.now
-            is_dropped = message.unneeded or message.left_by_limit
+            is_dropped = message.unneeded or message.left_by_limit or queue.unanswered
             if expired or (plan.overflow == "dead_letter_oldest" and is_dropped):
-                message.left = True
+                message.left = message.unneeded = True
+                for group in queue.groups.values():
+                    copy = group.copies.get(message)
+                    if copy is not None and copy.may(Kind.READY):
+                        self._become(copy, copy.spots | {GONE})
                 letter = self._letter(letters, message, None)
                 for group in letters.groups.values():  # some may have been given it, and have gone before they read it
                     group.copies[letter].put(Spot(Kind.READY, count) for count in range(3))
@@ -407,6 +416,9 @@ class Oracle(Limits, Settlements):
         self.now = now
         self.restarts += 1
         for queue in self.all_queues():
+            if queue.plan.durability == "memory":
+                for transaction in self.transactions:
+                    transaction.held = [copy for copy in transaction.held if copy.group.queue is not queue]
             if queue.plan.durability == "memory" and queue.is_letters:
                 self._may_be_empty(queue)
             elif queue.plan.durability == "memory":
@@ -424,10 +436,10 @@ class Oracle(Limits, Settlements):
                     for group in queue.groups.values():
                         self._become(group.copies[message], {*group.copies[message].spots, Spot(Kind.READY), GONE})
             for group in queue.groups.values():
+                for copy, spots in [(copy, self._after_death(copy)) for copy in group.open_copies()]:
+                    copy.crashed = True
+                    self._become(copy, spots)
                 for copy in group.copies.values():
-                    if copy.is_open and not copy.message.ended:
-                        copy.crashed = True
-                        self._become(copy, self._after_death(copy))
                     if copy.may(Kind.DEAD) and not copy.is_safe and queue.letters is not None:
                         # It may have been killed between a dead letter and the end of its message.
                         copy.may_be_back = True
@@ -513,3 +525,12 @@ class Oracle(Limits, Settlements):
         return message.expires_at > self.now and any(
             group.wants(message) and group.copies[message].must(Kind.READY) for group in groups
         )
+
+
+def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, bool]:
+    """Of several dead letters of one message: its count does not fit; it need not be there."""
+    source = letter.source
+    if source is None:
+        return False, False
+    counts = letter.counts_before | {spot.deliveries for spot in source.spots if spot.kind is Kind.DEAD}
+    return told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}, not letter.is_there

@@ -293,6 +293,8 @@ class Queue:
         self.places: dict[tuple[int, int], Message] = {}
         self.partitions = 1 if self.is_strict or source is not None else plan.partitions
         self.letters: Queue | None = Queue(f"$dlq/{name}", plan, self) if source is None else None
+        self.unanswered = 0
+        """Publishes that were sent, and may have been taken at the cost of others."""
         self.dropped = 0
         """Publishes that may have found room at the cost of another message."""
         self.forgotten: dict[int, Message] = {}

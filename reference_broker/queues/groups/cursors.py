@@ -86,6 +86,7 @@ def commit(group: ConsumerGroup, partition: int, offset: int, now: float, on_don
         for entry in settled:
             group.trace(TraceKind.ACKED, entry, "commit")
     group.remove_many(settled)
+    group.agenda.groups_to_serve[group] = None  # some of it may have waited, and held back others
     group.agenda.cost += len(settled) >> 3
     group.counts.acked += len(settled)
     group.confirm_when_written(on_done)

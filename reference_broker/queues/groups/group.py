@@ -310,6 +310,7 @@ class ConsumerGroup(GroupState):
     def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
         self.release(entry)
+        self._holds_back_no_more(entry)
         entry.state = SETTLED
         if self._counts_bytes and entry.delivery_count:
             sizes = entry.place.partition.sizes
@@ -402,8 +403,14 @@ class ConsumerGroup(GroupState):
     def dead_letter(self, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None) -> None:
         """Give the message to the dead-letter queue; it stays pending until that has it."""
         self.release(entry)
+        self._holds_back_no_more(entry)
         entry.state = EntryState.DEAD_LETTERING
         self.owner.dead_letter(self, entry, reason, now, on_done)
+
+    def _holds_back_no_more(self, entry: PendingEntry) -> None:
+        """What waited behind a message that waited for its retry may come, if that goes without one."""
+        if entry.state is EntryState.WAITING:
+            self.agenda.groups_to_serve[self] = None
 
     def dead_lettered(self, entry: PendingEntry, reason: str, on_done: Confirm | None) -> None:
         """The dead-letter queue has it."""

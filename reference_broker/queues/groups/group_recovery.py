@@ -47,6 +47,8 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         # No longer than it was to wait when it was set: the clock may have been set back since.
         entry.deadline = min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else group.ready_since(now)
         entry.last_consumer = record.consumer
+        # What was on its way to the dead letters without a delivery comes for the first time.
+        entry.released = not record.consumer and record.delivery_count == 1
         place.pending[record.offset] = entry
         group.unsettled += 1
         group.wait_again(entry, now)

@@ -267,6 +267,58 @@ def test_a_message_may_be_back_after_a_kill_though_it_is_a_dead_letter() -> None
     bench.ask(again, message)(True)
 
 
+def test_a_letter_is_taken_for_the_one_that_must_be_there() -> None:
+    """Its message was reset before the first could be one, and used up its retries again."""
+    bench = Bench(max_retries=0)
+    bench.join("reader", "letters", bench.letters)
+    member, message = bench.join(), bench.publish()
+    bench.gives(member, message, 0)
+    bench.dies()
+    group = bench.queue.groups["g"]
+    bench.oracle.reset(group, latest=False)(True)
+    again = bench.join("again")
+    bench.gives(again, message, 0)
+    bench.oracle.leave(again)
+    reader = bench.join("reader", "letters", bench.letters)
+    bench.oracle.auditing = True
+    history = {
+        "_dlq_reason": "r",
+        "_dlq_original_queue": "q",
+        "_dlq_original_topic": "$queue/q",
+        "_dlq_group": "g",
+        "_dlq_original_partition": "0",
+        "_dlq_original_offset": "0",
+        "_dlq_delivery_count": "1",
+        "_dlq_consumer": "again",
+    }
+    assert bench.oracle.due(hard=True) is not None
+    bench.gives(reader, message, 0, **history)
+    assert bench.oracle.due(hard=True) is None
+
+
+def test_nothing_becomes_of_what_a_queue_in_memory_had_in_a_transaction() -> None:
+    bench = Bench(durability="memory", max_retries=0)
+    member, message = bench.join(), bench.publish()
+    bench.join("reader", "letters", bench.letters)
+    bench.gives(member, message, 0)
+    bench.ask(member, message, into=bench.oracle.begin(900))(True)
+    bench.dies()
+    bench.oracle.auditing = True
+    bench.join("reader", "letters", bench.letters)
+    assert bench.oracle.due(hard=True) is None
+
+
+def test_a_letter_may_come_before_the_answer_to_the_publish_that_made_it_one() -> None:
+    bench = Bench(max_depth=1, overflow="dead_letter_oldest")
+    bench.oracle.leave(bench.join())
+    oldest, reader = bench.publish(), bench.join("reader", "letters", bench.letters)
+    history = {"_dlq_reason": "QUEUE_FULL", "_dlq_original_queue": "q", "_dlq_original_topic": "$queue/q"}
+    accused("Q-DLQ-09", lambda: bench.gives(reader, oldest, 0, **history))
+    _, answered = bench.ask_publish()
+    bench.gives(reader, oldest, 0, **history)
+    answered(True)
+
+
 def test_a_confirmed_rejection_holds_over_a_kill() -> None:
     bench = Bench()
     member, message = bench.join(), bench.publish()
@@ -292,6 +344,20 @@ def test_what_fires_may_come_behind_what_was_published_after_its_time() -> None:
     again = bench.join()
     bench.gives(again, delayed, 1, count=2)
     accused("Q-ORDER-04", lambda: bench.gives(again, direct, 0, count=2))
+
+
+def test_who_leaves_may_not_have_been_sent_what_it_had_no_room_for() -> None:
+    bench = Bench(ordering="strict")
+    one, two = bench.join("one", prefetch=1), bench.join("two")
+    first, second = bench.publish(), bench.publish()
+    bench.gives(one, first, 0)
+    bench.gives(two, second, 1)
+    bench.oracle.leave(two)
+    two = bench.join("two")
+    bench.join("three")
+    bench.oracle.leave(one)
+    bench.gives(two, second, 1, count=2)
+    bench.gives(two, first, 0, count=2)
 
 
 # Claims and commits
