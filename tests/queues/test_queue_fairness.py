@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Ordering
+from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.jobs import agenda
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -249,3 +251,21 @@ def test_a_group_that_holds_all_it_may_is_not_offered_every_partition(
     bench.turn()
     assert sum(len(consumer.got) for consumer in consumers) == 2
     assert len(asked) <= 2
+
+
+@pytest.mark.parametrize("ordering", list(Ordering))
+@pytest.mark.parametrize("lanes", [False, True])
+def test_what_a_turn_has_no_room_for_goes_out_with_the_next_ones(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch, ordering: Ordering, *, lanes: bool
+) -> None:
+    """Nobody has to publish, settle or join for that."""
+    monkeypatch.setattr(agenda, "MAX_WORK", 8)
+    monkeypatch.setattr(dispatcher, "MAX_WORK", 8)
+    bench = bench_with(None, ordering=ordering)
+    for number in range(60):
+        bench.publish(str(number), user_properties=(("priority", "high"),) if lanes and number % 3 == 0 else ())
+    bench.turn()
+    consumers = [bench.consumer(f"c{number}") for number in range(2)]
+    for _ in range(20):
+        bench.turn()
+    assert sum(len(consumer.got) for consumer in consumers) == 60
