@@ -2,8 +2,9 @@
 
 ``python -m mutation.black_box cases ID...`` runs cases on reference brokers that are forked from this process, so that
 they have the mutant that it has, and ends at the first case that fails, and fails again on a broker of its own.
-``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues. Exit
-status: 0 all is well, 1 somebody noticed.
+``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues, ``tiny
+EXAMPLES SEED`` these on a broker whose turns end early and whose caches hold next to nothing. Exit status: 0 all is
+well, 1 somebody noticed.
 
 ``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, tells the probes in it which case it
 is for, and writes a line for each as :mod:`mutation.contexts` does.
@@ -180,11 +181,13 @@ def judge_cases(cases: Sequence[Case]) -> None:
             left = {name: case for name, case in left.items() if name not in innocent}
 
 
-def judge_lives(examples: int, seed: int, game: str = "mqtt") -> None:
+def judge_lives(examples: int, seed: int, game: str = "mqtt", insides: str = "") -> None:
     """Ends this process at the first finding."""
     with (
         _nursery() as nursery,
-        Campaign(_target(), game=game, nursery=nursery, patience_s=_LIFE_PATIENCE_S, shrink_s=0.0) as campaign,
+        Campaign(
+            _target(), game=game, mutant=insides, nursery=nursery, patience_s=_LIFE_PATIENCE_S, shrink_s=0.0
+        ) as campaign,
     ):
         found = campaign.explore(examples, seed, max_findings=1).findings
         for each in found:
@@ -216,8 +219,9 @@ def _recorded(case: str) -> Iterator[None]:
 
 def main(what: str, *words: str) -> int:
     """Returns the exit status."""
-    if what in ("lives", "queues"):
-        judge_lives(int(words[0]), int(words[1]), "mqtt" if what == "lives" else "queues")
+    if what in ("lives", "queues", "tiny"):
+        insides = "any-tiny-insides" if what == "tiny" else ""
+        judge_lives(int(words[0]), int(words[1]), "mqtt" if what == "lives" else "queues", insides)
     else:
         known = load_cases()
         cases = [known[name] for name in words]

@@ -43,6 +43,7 @@ _CASES = ("-m", "mutation.black_box", "cases")
 _SUITES = ("mqtt311", "mqtt5", "queue")
 _LIVES = 100
 _QUEUE_LIVES = 60
+_TINY_LIVES = 30
 _PACKAGES = ("assay.reference_broker", "assay.conformance", "assay.faults", "assay.sim")
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
@@ -298,4 +299,5 @@ def all_judges() -> list[Judge]:
         Suites("conformance"),
         Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
         Commands("explore queues", f"-m mutation.black_box queues {_QUEUE_LIVES} 1", black_box=True),
+        Commands("explore tiny", f"-m mutation.black_box tiny {_TINY_LIVES} 1", black_box=True),
     ]
