@@ -147,7 +147,6 @@ class Journal:
         self._written.add(key)
 
     def write(self, key: bytes, stored: Stored) -> None:
-        self._changes.pop(key, None)
         self._changes[key] = encode(stored)
 
     def delete(self, key: bytes) -> None:
@@ -165,7 +164,7 @@ class Journal:
         return bool(self._changes)
 
     def take_changes(self) -> list[Change]:
-        """In the order of the last change of each; they are as good as written."""
+        """One a key; they are as good as written."""
         changes, self._changes = self._changes, {}
         for key, value in changes.items():
             if value is None:

@@ -110,6 +110,11 @@ def test_topic_patterns_that_share_words_are_unbound_one_by_one() -> None:
     assert vhost.route("amq.topic", "a").queues == ("q",)
 
 
+def table(**values: Typed) -> Typed:
+    """A table in a table."""
+    return Typed(Kind.MAP, tuple([each for name, value in values.items() for each in (text(name), value)]))
+
+
 K1, K2 = {"k": number(1)}, {"k": number(1), "l": text("v")}
 
 
@@ -145,6 +150,10 @@ K1, K2 = {"k": number(1)}, {"k": number(1), "l": text("v")}
         ("all", {"k": Typed(Kind.F32, 0.5)}, {"k": Typed(Kind.F64, 0.5)}, True),
         ("all", {"k": texts("a", "b")}, {"k": texts("a", "b")}, True),
         ("all", {"k": texts("a", "b")}, {"k": texts("b", "a")}, False),
+        ("all", {"k": table(a=number(1), b=VOID)}, {"k": table(b=VOID, a=number(1, Kind.I64))}, True),
+        ("all", {"k": table(a=number(1), b=VOID)}, {"k": table(a=number(1))}, False),
+        ("all", {"k": Typed(Kind.F64, float("nan"))}, {"k": Typed(Kind.F32, -float("nan"))}, True),
+        ("all", {"k": Typed(Kind.F64, float("nan"))}, {"k": Typed(Kind.F64, 0.0)}, False),
         # sec.3.1.3.4.headers-xprefix
         ("all", {"x-k": number(1)}, {}, True),
         ("all", {"x-k": number(1)} | K1, K1, True),
