@@ -146,8 +146,7 @@ def missing_claims(
 ) -> dict[str, list[str]]:
     """Why each history cannot prove that the broker is right; no entry where it can."""
     rows = tables.query(
-        "SELECT run_id, queue, consumer_group, drained, dead_drained FROM {scopes} "
-        "WHERE listed AND NOT ended "
+        "SELECT run_id, queue, consumer_group, drained, dead_drained, ended FROM {scopes} WHERE listed "
         "ORDER BY run_id, queue, consumer_group LIMIT :scopes_max",
         {"scopes_max": SCOPES_MAX},
     ).collect()
@@ -158,7 +157,7 @@ def missing_claims(
         if not sizes.deliveries:
             reasons[run_id].append("nothing was delivered")
     for row in rows:
-        if not row["drained"]:
+        if not row["drained"] and not row["ended"]:
             reasons[row["run_id"]].append(f"queue {row['queue']!r} was not drained by group {row['consumer_group']!r}")
     undrained = sorted(
         {(r["run_id"], r["queue"]) for r in rows if not r["dead_drained"] and not r["queue"].startswith(MQTT_PREFIX)}

@@ -124,6 +124,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "conformance.mutants",
         TRACE,
     ),
+    "loadtests.bench.simulation": ("loadtests", TRACE, "conformance.checkers", "faults.scenario", "sim"),
     # The storage bench measures the parts of the broker by themselves.
     "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, QUEUES, ROUTING, STORAGE),
     "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),

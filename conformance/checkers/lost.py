@@ -109,11 +109,12 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
 
 
 def _final(tables: Tables, queue: str, group: str, value: str) -> bool:
-    return any(
-        row.kind is not OpKind.NACK
-        and (row.status is not OpType.FAIL or active(tables, REFUSING, row.inv_idx, row.cpl_idx))
-        for row in tables.settlements.get((queue, group, value), ())
-    )
+    for row in tables.settlements.get((queue, group, value), ()):  # nearly always one, which is no work for a generator
+        if row.kind is not OpKind.NACK and (
+            row.status is not OpType.FAIL or active(tables, REFUSING, row.inv_idx, row.cpl_idx)
+        ):
+            return True
+    return False
 
 
 def _read_bounds(tables: Tables, queue: str, group: str, dead: set[str]) -> dict[str, tuple[int, int]]:

@@ -34,23 +34,24 @@ NORMAL_LANE = 2
 class _Stream:
     """The sequence numbers that a process must not fall behind."""
 
-    __slots__ = ("inherited", "own", "seen")
+    __slots__ = ("inherited", "own", "rises")
 
     def __init__(self) -> None:
         self.own: dict[str, int] = {}
         """Greatest that the process itself received."""
         self.inherited: dict[str, int] = {}
         """Greatest that anybody had received when the process started."""
-        self.seen: list[tuple[int, int]] = []
-        """(idx, seq) of all first deliveries so far."""
+        self.rises: list[tuple[int, int]] = []
+        """(idx, seq) of the first deliveries so far that were in front of all before them."""
 
     def admit(self, process: str, started: int, idx: int, seq: int) -> tuple[bool, bool]:
         """Record a first delivery; says whether it is behind its process's own, and behind the inherited ones."""
         own = self.own.get(process)
         if own is None:
             own = -1
-            self.inherited[process] = max((other for at, other in self.seen if at < started), default=-1)
-        self.seen.append((idx, seq))
+            self.inherited[process] = max((other for at, other in self.rises if at < started), default=-1)
+        if not self.rises or seq > self.rises[-1][1]:
+            self.rises.append((idx, seq))
         self.own[process] = seq if seq > own else own
         return seq < own, seq < self.inherited[process]
 
@@ -63,20 +64,21 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     started = tables.started
     streams: dict[tuple[str, str, str, str, int], _Stream] = {}
     rows = []
-    firsts = [events[0] for events in tables.main.values()]
-    firsts.sort(key=lambda event: event.index)
-    for event in firsts:
-        send = sends.get(event.value)
-        if send is None or send.status is not OpType.OK or send.delay_ns >= 0 or event.group.startswith(SHARE_PREFIX):
+    may_reorder = contract.redelivery_may_reorder
+    for (queue, group, value), events in tables.main.items():  # in order of the first deliveries
+        event = events[0]
+        send = sends.get(value)
+        if send is None or send.status is not OpType.OK or send.delay_ns >= 0 or group.startswith(SHARE_PREFIX):
             continue
-        if contract.redelivery_may_reorder and (event.redelivered or event.delivery_count > 1):
+        if may_reorder and (event.redelivered or event.delivery_count > 1):
             continue
         lane = send.lane if send.lane >= 0 else NORMAL_LANE
-        identity = (event.queue, event.group, send.producer, send.key, lane)
+        identity = (queue, group, send.producer, send.key, lane)
         stream = streams.get(identity)
         if stream is None:
             stream = streams[identity] = _Stream()
-        own, inherited = stream.admit(event.process, started[event.process], event.index, send.seq)
+        process = event.process
+        own, inherited = stream.admit(process, started[process], event.index, send.seq)
         if own or (inherited and not active(tables, CRASHING, send.inv_idx, event.index)):
             rows.append(
                 Anomaly(

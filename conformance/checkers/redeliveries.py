@@ -67,8 +67,15 @@ class Unjustified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unjustified(tables: Tables, contract: Contract) -> list[Unjustified]:
-    """Every unjustified delivery, in order of subject. Linear in the deliveries that have a predecessor."""
+    """Every unjustified delivery, in order of subject. Linear in the deliveries that have a predecessor.
+
+    Three checkers ask; what was found is kept with the tables.
+    """
+    known = tables.derived.get(contract)
+    if isinstance(known, list):
+        return known
     found: list[Unjustified] = []
+    tables.derived[contract] = found
     cutting = [span for span in tables.faults if span.kind in CUTTING]
     for subject in tables.repeated:
         found.extend(_Judge(tables, contract, cutting, subject).unjustified())

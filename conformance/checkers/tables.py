@@ -47,6 +47,7 @@ import msgspec
 
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
+replace = msgspec.structs.replace
 DLQ_PREFIX = "$dlq/"
 MQTT_PREFIX = "$mqtt/"
 RETAINED_PREFIX = "$retained/"
@@ -196,6 +197,8 @@ class Tables:
         self.wills: dict[str, Will] = {}
         self.reads: list[Read] = []
         self.events = 0
+        self.derived: dict[object, object] = {}
+        """What checkers share, by what it was derived from."""
         self._scopes: list[Scope] | None = None
 
     def scopes(self) -> list[Scope]:
@@ -245,8 +248,8 @@ class _Builder:
         self._open_commits: dict[int, Commit] = {}
         self._open_links: dict[int, Link] = {}
         self._open_reads: dict[int, int] = {}
-        self._taken_back: list[Send] = []
-        self._open_cancels: dict[int, Send] = {}
+        self._cancels: dict[int, HistoryEvent] = {}
+        """Completions of CANCELs, or where there is none their invocations, by the index of the invocation."""
 
     def publish(self, event: HistoryEvent) -> None:
         if event.type is OpType.INVOKE:
@@ -433,22 +436,18 @@ class _Builder:
 
     def cancel(self, event: HistoryEvent) -> None:
         if event.type is OpType.INVOKE:
-            send = self.tables.sends.get(event.value)
-            if send is not None:
-                self._open_cancels[event.index] = send
-                self._taken_back.append(send)
-            return
-        opened = self._open_cancels.pop(event.op, None)
-        if opened is None:
-            return
-        if event.type is OpType.FAIL:
-            self._taken_back.remove(opened)
-        elif event.type is OpType.OK and opened.taken_back < 0:
-            opened.taken_back = event.index
+            self._cancels[event.index] = event
+        elif event.op in self._cancels and self._cancels[event.op].type is OpType.INVOKE:
+            self._cancels[event.op] = replace(event, value=self._cancels[event.op].value)
 
     def finish(self) -> None:
-        """What a later event may undo."""
-        for send in self._taken_back:
+        """What holds only once everything was read."""
+        for event in self._cancels.values():
+            send = self.tables.sends.get(event.value)
+            if send is None or event.type is OpType.FAIL:
+                continue
+            if event.type is OpType.OK and (send.taken_back < 0 or event.index < send.taken_back):
+                send.taken_back = event.index
             if send.status is OpType.OK:
                 send.status = OpType.INFO
 

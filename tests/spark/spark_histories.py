@@ -329,8 +329,8 @@ def _random_event(
             producer=producer,
             seq=int(seq),
             txn=rng.choice(("", "", "t1", "t2")),
-            delay_ns=rng.choice((-1, -1, -1, 0, 900_000_000)),
-            lane=rng.choice((-1, 0, 2)),
+            delay_ns=rng.choices((-1, 0, 900_000_000), (8, 1, 1))[0],
+            lane=rng.choices((-1, 0, 2), (8, 1, 1))[0],
         )
     if kind is OpKind.COMMIT:
         return HistoryEvent(**common, type=OpType.INVOKE, txn=rng.choice(("t1", "t2", "t3")))
