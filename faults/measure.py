@@ -100,16 +100,24 @@ class _Queue:
         self.publish_ok: list[tuple[int, int]] = []
         """(completed, invoked) of each confirmed publish, in nanoseconds."""
         self.last_publish_ns = -1
-        self.groups: set[str] = set()
-        self.confirmed: set[str] = set()
+        self.groups: dict[str, int] = {}
+        """Since which event each group, or MQTT session, is subscribed; what was published before is not owed to it."""
+        self.confirmed: dict[str, int] = {}
+        """Of each confirmed publish, unless it was taken back: the index of its invocation."""
         self.delivered: set[tuple[str, str]] = set()
         """(group, value)"""
 
     def finish(self) -> None:
         """The history is over: what has not come is missing."""
         self.to_ack.missing = len(self.published_ns) - len(self.publish_ok)
-        came = sum(value in self.confirmed for _, value in self.delivered)
-        self.to_deliver.missing = max(0, len(self.confirmed) * len(self.groups) - came)
+        published = sorted(self.confirmed.values())
+        owed = sum(len(published) - bisect_right(published, since) for since in self.groups.values())
+        came = sum(
+            self.confirmed.get(value, -1) > self.groups[group]
+            for group, value in self.delivered
+            if group in self.groups
+        )
+        self.to_deliver.missing = owed - came
 
     def gap_max_s(self) -> float:
         """Longest time without any confirmed publish while publishes were made."""
@@ -153,7 +161,11 @@ class _Reading:
                 label, from_ns, _ = self.faults[event.op]
                 self.faults[event.op] = (label, from_ns, event.time_ns)
             case OpKind.SUBSCRIBE if event.type is OpType.OK and event.group:
-                self.queues[event.queue].groups.add(event.group)
+                self.queues[event.queue].groups.setdefault(event.group, event.index)
+            case OpKind.DRAIN if event.type is OpType.FAIL:
+                self.queues[event.queue].groups.pop(event.group, None)
+            case OpKind.CANCEL if event.type is OpType.INVOKE:
+                self.queues[event.queue].confirmed.pop(event.value, None)
             case OpKind.CONNECT if event.type is OpType.OK:
                 self.count["sessions"] += 1
             case f if f in _SETTLEMENTS and event.type is not OpType.INVOKE and not event.queue.startswith(_DLQ_PREFIX):
@@ -163,14 +175,18 @@ class _Reading:
         queue = self.queues[event.queue]
         queue.last_publish_ns = event.time_ns
         if event.type is OpType.INVOKE:
-            queue.published_ns.append(event.time_ns)
+            if event.value in self._intended:
+                return  # sent again, which is no message of its own
+            if event.qos != 0:  # no answer is due to QoS 0
+                queue.published_ns.append(event.time_ns)
             self._invoked[event.index] = event
-            self._intended[event.value] = intended_ns(event)
+            self._intended[event.value] = intended_ns(event) + max(0, event.delay_ns)
             return
         invoked = self._invoked.pop(event.op, None)
         if event.type is OpType.OK and invoked is not None:
             queue.publish_ok.append((event.time_ns, invoked.time_ns))
-            queue.confirmed.add(event.value)
+            if event.qos != 0:
+                queue.confirmed[event.value] = invoked.index
             queue.to_ack.add(event.time_ns, event.time_ns - intended_ns(invoked))
 
     def _deliver(self, event: HistoryEvent) -> None:

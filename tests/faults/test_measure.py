@@ -195,3 +195,47 @@ def test_a_confirmed_message_that_a_group_never_got_is_missing() -> None:
     book.add(3, OpKind.DELIVER, OpType.OK, value=value, queue="q", group="g")
     _, deliver = measure(book.events).percentiles
     assert (deliver.count, deliver.missing) == (1, 1)
+
+
+def missing(book: Book) -> tuple[int, int]:
+    """Of confirms, and of deliveries."""
+    found = {row.name: row.missing for row in measure(book.events).percentiles}
+    return found["publish_to_ack"], found.get("publish_to_deliver", 0)
+
+
+def test_who_comes_late_or_ends_is_owed_only_what_was_published_meanwhile() -> None:
+    book = Book()
+    book.add(0, OpKind.SUBSCRIBE, OpType.OK, queue="q", group="g")
+    for late in (False, True):
+        value = book.publish(10, 12)
+        book.add(20, OpKind.DELIVER, OpType.OK, value=value, queue="q", group="g")
+        if not late:
+            book.add(21, OpKind.SUBSCRIBE, OpType.OK, queue="q", group="late")
+            book.add(22, OpKind.SUBSCRIBE, OpType.OK, queue="q", group="gone")
+    assert missing(book) == (0, 2)
+    book.add(30, OpKind.DRAIN, OpType.FAIL, queue="q", group="gone")
+    assert missing(book) == (0, 1)
+    book.add(40, OpKind.DELIVER, OpType.OK, value=value, queue="q", group="late")
+    assert missing(book) == (0, 0)
+
+
+def test_what_was_taken_back_or_sent_again_or_at_qos_0_is_not_missing() -> None:
+    book = Book()
+    book.add(0, OpKind.SUBSCRIBE, OpType.OK, queue="q", group="g")
+    book.add(9, OpKind.DELIVER, OpType.OK, value=book.publish(5, 6), queue="q", group="g")
+    taken = book.publish(10, 12)
+    again = book.publish(11, 13)
+    book.add(14, OpKind.PUBLISH, OpType.INVOKE, value=again, queue="q")
+    book.add(15, OpKind.PUBLISH, OpType.INVOKE, value="p-0", queue="q", qos=0)
+    assert missing(book) == (0, 2)
+    book.add(16, OpKind.CANCEL, OpType.INVOKE, value=taken, queue="q")
+    assert missing(book) == (0, 1)
+
+
+def test_a_delay_that_was_asked_for_is_no_latency() -> None:
+    book = Book()
+    fields = {"value": "p-0", "queue": "q"}
+    op = book.add(0, OpKind.PUBLISH, OpType.INVOKE, delay_ns=100 * MS, **fields)
+    book.add(2, OpKind.PUBLISH, OpType.OK, op=op, **fields)
+    book.add(103, OpKind.DELIVER, OpType.OK, group="g", **fields)
+    assert measure(book.events).metrics["publish_to_deliver_max_ms"] == 3
