@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from assay.faults.scenario import (
     load_scenario,
     parse_scenario,
     shipped_scenarios,
+)
+from assay.faults.workload_kinds import (
+    Absences,
+    Delaying,
+    MqttWorkload,
+    PassingGroup,
+    QueueWorkload,
+    Retained,
+    Settlement,
+    Transactions,
+    Wills,
 )
 from assay.reference_broker.config import Durability, QueueConfig, parse_config, queue_defaults
 from assay.reference_broker.trace.schema import AckedMeans
@@ -114,9 +126,12 @@ def test_shipped_scenarios_agree_with_their_own_broker(name: str) -> None:
     assert scenario.name == name
     assert scenario.description
     config = parse_config({**scenario.topology.broker, "data_dir": "somewhere"})
+    contract = scenario.contract
     for each in scenario.workload:
+        if isinstance(each, MqttWorkload):
+            assert (contract.acked_means is AckedMeans.DISK) == (config.sessions.durability is Durability.FSYNC)
+            continue
         queue: QueueConfig = queue_defaults(config.queues, each.queue)
-        contract = scenario.contract
         assert contract.max_deliveries == queue.retry.max_retries + 1
         assert contract.delivery_timeout_s == queue.delivery_timeout_s
         assert contract.dead_letters == queue.dead_letters
@@ -154,3 +169,42 @@ def test_the_scenarios_are_all_named_in_a_narrow_pipe() -> None:
     listed = output_of("faults", "list")
     assert "flaky-network" in listed
     assert "…" not in listed
+
+
+def test_the_page_names_every_key_of_every_workload() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    parts = (QueueWorkload, MqttWorkload, Settlement, Absences, Transactions, Delaying, PassingGroup, Retained, Wills)
+    absent = [
+        f"{part.__name__}.{field.name}"
+        for part in parts
+        for field in msgspec.structs.fields(part)
+        if not re.search(rf"\b{field.name}\b", page)
+    ]
+    assert absent == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"kind": "amqp", "queue": "q"}, "kind"),
+        ({"queue": "q", "absences": {"take_over": 1}}, "absences.take_over"),
+        ({"queue": "q", "absences": {"stay_s": [2, 1]}}, "absences.stay_s"),
+        ({"queue": "q", "transactions": {"share": 2}}, "transactions.share"),
+        ({"queue": "q", "transactions": {"messages": [0, 1]}}, "transactions.messages"),
+        ({"queue": "q", "transactions": {"timeout_s": 100}}, "drain_quiet_s: must exceed the 100 s"),
+        ({"queue": "q", "delays": {"delay_s": [0, 5_000]}}, "delays.delay_s"),
+        ({"queue": "q", "priorities": {"urgent": 1}}, "priorities.urgent"),
+        ({"queue": "q", "passing_groups": [{"name": "workers"}]}, "groups"),
+        ({"queue": "q", "passing_groups": [{"name": "late", "at_s": -1}]}, r"passing_groups\[0\]"),
+        ({"kind": "mqtt", "name": "a b"}, "name"),
+        ({"kind": "mqtt", "name": "s", "sessions": 0, "clean_sessions": 0}, "sessions"),
+        ({"kind": "mqtt", "name": "s", "protocol": "4"}, "protocol"),
+        ({"kind": "mqtt", "name": "s", "qos": [0, 0, 0]}, "qos"),
+        ({"kind": "mqtt", "name": "s", "retained": {"read_s": 0}}, "retained"),
+        ({"kind": "mqtt", "name": "s", "protocol": "3.1.1", "wills": {"delay_s": [0, 1]}}, "wills.delay_s"),
+    ],
+)
+def test_what_is_wrong_with_a_workload_is_named(entry: dict[str, Any], problem: str) -> None:
+    data = {"name": "n", "workload": [entry], "drain_timeout_s": 60, "drain_quiet_s": 20}
+    with pytest.raises(ScenarioError, match=problem):
+        parse_scenario(data)

@@ -96,6 +96,8 @@ def test_one_seed_is_one_run_in_any_process() -> None:
     here = simulate(find_scenario("power-loss"), 5).run.trace_hash
     assert hash_in_new_process("power-loss", 5, hash_seed=1) == here
     assert hash_in_new_process("power-loss", 5, hash_seed=4242) == here
+    here = simulate(find_scenario("mqtt-sessions"), 5).run.trace_hash
+    assert hash_in_new_process("mqtt-sessions", 5, hash_seed=7) == here
 
 
 def test_the_comparison_would_show_a_broker_that_depends_on_hash_order() -> None:
