@@ -15,6 +15,7 @@ from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups.pending import UNLIMITED
 from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
@@ -67,6 +68,12 @@ class AmqpConsumer:
     @property
     def connection(self) -> object | None:
         return self.channel.connection.connection
+
+    def set_active(self, *, active: bool) -> None:
+        """Whether it is the one that gets messages, of a queue that has but one."""
+        broker = self.channel.connection.broker
+        if self.consumer is not None:
+            broker.engine.grant(self.consumer, UNLIMITED if active else 0, broker.now)
 
     def queue_ended(self) -> None:
         """The queue was deleted: the client is told, if it understands that (rmq.consumer-cancel-notify)."""

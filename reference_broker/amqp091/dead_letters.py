@@ -9,7 +9,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
-from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.dead_letters import dead_letters as history
 from assay.reference_broker.queues.groups.retry import RETRIES_EXCEEDED
 from assay.reference_broker.queues.jobs.confirms import Confirm
@@ -98,14 +98,15 @@ class DeadLetterExchange:
         queue: str,
         exchange: str,
         routing_key: str | None,
-        engine_name: Callable[[str], str],
+        place_of: Callable[[str, int | None], tuple[str, PublishOptions | None]],
     ) -> None:
+        """``place_of``: the engine's name of a queue, and what it is asked for, by a message's priority."""
         self._engine = engine
         self._vhost = vhost
         self._queue = queue
         self._exchange = exchange
         self._routing_key = routing_key
-        self._engine_name = engine_name
+        self._place_of = place_of
 
     def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
         """See :class:`LetterTaker`. ``on_done`` is called once every queue that it went to has it."""
@@ -150,8 +151,9 @@ class DeadLetterExchange:
                 on_done(failure)
 
         for queue in queues:
+            name, options = self._place_of(queue, kept.priority)
             try:
-                self._engine.publish(QueueAddress(queue=self._engine_name(queue)), letter, now, done)
+                self._engine.publish(QueueAddress(queue=name), letter, now, done, None, options)
             except QueueError as error:
                 done(error.bare())
         done(None)

@@ -118,10 +118,13 @@ class Publishing:
             if not publish.left and publish.tag:
                 self._answer(publish.tag, failed=publish.failed)
 
+        service, kept = channel.service, message.properties
+        priority = None if kept is None else kept.priority
         for queue in queues:
-            address = QueueAddress(queue=channel.service.engine_name(channel.vhost, queue))
+            place, options = service.place_of(channel.vhost, queue, priority)
+            address = QueueAddress(queue=place)
             connection.unconfirmed += 1
-            broker.enqueue(address, message, None, connection, now, confirmed)
+            broker.enqueue(address, message, options, connection, now, confirmed)
             if broker.engine.is_pressed(address):
                 connection.press()
 
@@ -228,9 +231,11 @@ class Publishing:
         channel = self._channel
         for message, queues in transaction.publishes:
             left += len(queues)
+            priority = None if message.properties is None else message.properties.priority
             for queue in queues:
-                address = QueueAddress(queue=channel.service.engine_name(channel.vhost, queue))
-                channel.connection.broker.enqueue(address, message, None, channel.connection, now, done)
+                place, options = channel.service.place_of(channel.vhost, queue, priority)
+                address = QueueAddress(queue=place)
+                channel.connection.broker.enqueue(address, message, options, channel.connection, now, done)
         for settlement in transaction.settlements:
             left += 1
             channel.consuming.carry_out(settlement, now, done)

@@ -8,6 +8,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 
 _INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
@@ -18,6 +19,7 @@ UNLIMITED_RETRIES: Final = 1_000_000_000
 MAX_IN_FLIGHT: Final = 65_535
 """What a consumer without prefetch may hold."""
 MAX_DEPTH: Final = 10_000_000
+_STRICT_WEIGHTS: Final = [1_000_000, 100_000, 10_000, 100, 1]
 
 
 class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,9 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     rejects: bool = False
     """What is over the limits is refused; otherwise the oldest makes room."""
     delivery_limit: int | None = None
+    max_priority: int | None = None
+    is_single_active: bool = False
+    """One consumer gets all; the next one takes its place when it leaves."""
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     """None = the one that the message has."""
@@ -90,6 +95,15 @@ def _queue_type(value: Typed, _given: dict[str, Any]) -> _Read:
     return None, ""
 
 
+def _flag(field: str) -> Any:
+    def read(value: Typed, _given: dict[str, Any]) -> _Read:
+        if value.kind is not Kind.BOOL:
+            return None, "it must be true or false"
+        return (field, value.value), ""
+
+    return read
+
+
 def _text(field: str) -> Any:
     def read(value: Typed, _given: dict[str, Any]) -> _Read:
         if value.kind is not Kind.TEXT or len(value.value.encode()) > 255:
@@ -107,9 +121,20 @@ _READERS: Final[dict[str, Any]] = {
     "x-max-length": _integer("max_length", 0, MAX_DEPTH),
     "x-max-length-bytes": _integer("max_length_bytes", 0, 1 << 50),
     "x-delivery-limit": _integer("delivery_limit", 0, 1_000_000),
+    "x-max-priority": _integer("max_priority", 1, 255),
+    "x-single-active-consumer": _flag("is_single_active"),
     "x-overflow": _overflow,
     "x-queue-type": _queue_type,
 }
+
+
+def lane_of(priority: int | None, most: int) -> Priority:
+    """The lane of a message in a queue whose highest priority is ``most``: the more urgent, the higher its priority.
+
+    A queue has five lanes; of more priorities than that, neighbours share one.
+    """
+    level = min(priority or 0, most)
+    return Priority(Priority.BACKGROUND - (level if most < len(Priority) else level * len(Priority) // (most + 1)))
 
 
 def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: int) -> dict[str, Any]:
@@ -134,6 +159,9 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         },
         "priority": {"enabled": False},
     }
+    if arguments.max_priority is not None:
+        # As good as strictly by priority.
+        settings["priority"] = {"enabled": True, "weights": _STRICT_WEIGHTS, "starvation_s": 0.0}
     if arguments.message_ttl_ms is not None:
         # A time to live of 0 is: what cannot be delivered at once is gone.
         settings["message_ttl_s"] = max(arguments.message_ttl_ms, 1) / 1_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.names import GROUP, engine_name
-from assay.reference_broker.amqp091.queue_settings import QueueArguments, parse_arguments, settings_of
+from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
 from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost
 from assay.reference_broker.amqp091.wire.frames import OPENING
 from assay.reference_broker.amqp091.wire.replies import AmqpError
@@ -16,7 +16,7 @@ from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import PublishOptions, QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.consuming import AmqpConsumer
@@ -42,14 +42,14 @@ class Journal(Protocol):
 class QueueUse:
     """Who consumes from one queue over AMQP, and what ends it."""
 
-    __slots__ = ("arguments", "consumers", "expiry", "had_consumer", "is_exclusive", "used_at")
+    __slots__ = ("arguments", "consumers", "expiry", "is_exclusive", "used_at")
 
     def __init__(self, arguments: QueueArguments, now: float) -> None:
         self.arguments = arguments
         self.consumers: dict[AmqpConsumer, None] = {}
+        """In the order in which they came."""
         self.is_exclusive = False
         """One of them is to be the only one."""
-        self.had_consumer = False
         self.used_at = now
         self.expiry: Timer | None = None
 
@@ -164,10 +164,17 @@ class Amqp091:
                 record.name,
                 arguments.dead_letter_exchange,
                 arguments.dead_letter_routing_key,
-                lambda queue: self.engine_name(vhost, queue),
+                lambda queue, priority: self.place_of(vhost, queue, priority),
             )
         use = self._uses[name] = QueueUse(arguments, self.broker.now)
         return use
+
+    def place_of(self, vhost: VirtualHost, queue: str, priority: int | None) -> tuple[str, PublishOptions | None]:
+        """The engine's name of a queue, and what that is asked for, for a message of a priority; None = nothing."""
+        name = self.engine_name(vhost, queue)
+        use = self._uses.get(name)
+        most = None if use is None else use.arguments.max_priority
+        return name, None if most is None else PublishOptions(priority=lane_of(priority, most))
 
     def ready_count(self, vhost: VirtualHost, queue: str) -> int:
         """Messages that a consumer could get."""
@@ -202,7 +209,8 @@ class Amqp091:
         """Somebody consumes from a queue."""
         use = self.use_of(vhost, record)
         use.consumers[consumer] = None
-        use.had_consumer = True
+        if use.arguments.is_single_active and len(use.consumers) > 1:
+            consumer.set_active(active=False)
         use.is_exclusive = consumer.is_exclusive
         self._touch(vhost, record, use, self.broker.now)
 
@@ -211,9 +219,12 @@ class Amqp091:
         use = self._uses.get(self.engine_name(vhost, record.name))
         if use is None or consumer not in use.consumers:
             return
+        was_first = next(iter(use.consumers)) is consumer
         del use.consumers[consumer]
         if consumer.is_exclusive:
             use.is_exclusive = False
+        if use.arguments.is_single_active and was_first and use.consumers:
+            next(iter(use.consumers)).set_active(active=True)
         if record.auto_delete and not use.consumers:
             self.delete(vhost, record, now, _nothing)
         else:

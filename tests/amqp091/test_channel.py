@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.amqp091.queue_settings import lane_of
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
@@ -445,3 +447,32 @@ def test_a_user_id_must_be_ones_own() -> None:
     c = client()
     c.declare("q")
     closed(c.publish("q", b"x", BasicProperties(user_id="somebody")), 406)
+
+
+def test_messages_go_by_priority_and_within_one_in_order() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_max_priority=3))
+    for number, priority in enumerate((None, 1, 3, 0, 2, 9, 1)):
+        c.publish("q", b"%d" % number, BasicProperties(priority=priority))
+    assert [c.get("q").body for _ in range(7)] == [b"2", b"5", b"4", b"1", b"6", b"0", b"3"]
+
+
+@pytest.mark.parametrize("most", [1, 4, 9, 255])
+def test_a_higher_priority_is_never_in_a_lower_lane(most: int) -> None:
+    lanes = [lane_of(priority, most) for priority in range(256)]
+    assert lanes == sorted(lanes, reverse=True)
+    assert lane_of(None, most) is lane_of(0, most) is Priority.BACKGROUND
+    assert len(set(lanes)) == min(most + 1, 5)
+    assert most < 4 or lanes[-1] is Priority.CRITICAL
+
+
+def test_a_single_active_consumer_has_all_until_it_leaves() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_single_active_consumer=True))
+    c.consume("q", "a")
+    c.consume("q", "b")
+    said = [part for number in range(3) for part in c.publish("q", b"%d" % number)]
+    assert [(each.values[0], each.body) for each in said] == [("a", b"0"), ("a", b"1"), ("a", b"2")]
+    c.say(1, "basic.cancel", "a", False)
+    said = c.publish("q", b"3")
+    assert [(each.values[0], each.body) for each in said] == [("b", b"3")]
