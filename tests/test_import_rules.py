@@ -94,7 +94,7 @@ RULES: dict[str, tuple[str, ...]] = {
     f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
     NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
-    SERVER: (NODE, CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    SERVER: (NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),

@@ -9,6 +9,7 @@ from typing import TypeVar
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, RejectConnection, Request
 
+from assay.reference_broker.amqp091.wire.frames import PROTOCOL_HEADER, FrameType
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.mqtt.wire.packets import V5, Connect, Disconnect
 from assay.reference_broker.server.listeners import ListenerAddress
@@ -26,14 +27,14 @@ class NotReadyError(RuntimeError):
 async def check_handshake(
     address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Connect as a client and see a CONNACK, whatever it says. Raises :class:`NotReadyError`.
+    """Connect as a client and see a CONNACK, whatever it says, or the start of AMQP. Raises :class:`NotReadyError`.
 
     This client has no certificate: where one is required, its part of the TLS handshake has to do.
     """
     host = address.host
     target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
     context = None
-    if address.scheme in ("mqtts", "wss"):
+    if address.scheme in ("mqtts", "wss", "amqps"):
         # It talks to itself and sends no secret: whose certificate it is does not matter here.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -42,12 +43,17 @@ async def check_handshake(
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(target, address.port, ssl=context)
             try:
-                if not certificate_required:
+                if address.scheme in ("amqp", "amqps") and not certificate_required:
+                    writer.write(PROTOCOL_HEADER)
+                    if (await reader.readexactly(1))[0] != FrameType.METHOD:
+                        message = f"the listener {address.url} answered with something other than connection.start"
+                        raise NotReadyError(message)
+                elif not certificate_required:
                     await _exchange(reader, writer, address)
             finally:
                 writer.close()
     except (OSError, EOFError, TimeoutError) as error:
-        message = f"no MQTT handshake on {address.url}: {error or type(error).__name__}"
+        message = f"no handshake on {address.url}: {error or type(error).__name__}"
         raise NotReadyError(message) from error
 
 
