@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ OK, LOST, REFUSED, UNSENT = "ok", "lost", "refused", "unsent"
 """Sample statuses. Of a lost message, ``completed_ns`` is the end of the drain: its latency is at least that long."""
 
 Column = npt.NDArray[np.int64]
+_ROWS_OF_A_GROUP: Final = 100_000
+"""Of ``samples.parquet``, at least."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +209,8 @@ def merged(samples: Sequence[Samples]) -> dict[Key, Samples]:
 def write_parquet(path: Path, samples: Sequence[Samples], *, run_id: str, phases: Phases) -> int:
     """Write ``samples.parquet`` (zstd); returns the number of rows."""
     rows = 0
+    # Those of many clients together: a group of rows for each would be twice the size.
+    gathered: list[pa.Table] = []
     with pq.ParquetWriter(path, SAMPLE_SCHEMA, compression="zstd") as writer:
         for part in samples:
             count = len(part.seq)
@@ -225,8 +230,13 @@ def write_parquet(path: Path, samples: Sequence[Samples], *, run_id: str, phases
                 "protocol": [part.protocol] * count,
                 "offered_ns": part.offered_ns,
             }
-            writer.write_table(pa.table(columns, schema=SAMPLE_SCHEMA))
+            gathered.append(pa.table(columns, schema=SAMPLE_SCHEMA))
             rows += count
+            if sum(table.num_rows for table in gathered) >= _ROWS_OF_A_GROUP:
+                writer.write_table(pa.concat_tables(gathered))
+                gathered.clear()
+        if gathered:
+            writer.write_table(pa.concat_tables(gathered))
     return rows
 
 
