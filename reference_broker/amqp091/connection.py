@@ -521,6 +521,7 @@ class AmqpConnection(Connection):
 
     def note_topology(self) -> None:
         """What it is told next depends on what was just declared."""
+        self.service.topology_changed()
         journal = self.service.journal
         if journal is not None:
             self.await_write(journal.turn)

@@ -7,6 +7,7 @@ from typing import Final
 
 from assay.reference_broker.routing.remembered import remember
 
+DEFAULT_VHOST: Final = "/"
 GROUP: Final = "amqp"
 """The group by which a queue is consumed over AMQP: one for all consumers, whatever the protocol, that share its
 messages."""

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.messages import message_from
-from assay.reference_broker.amqp091.topology import stripped
+from assay.reference_broker.amqp091.names import DEFAULT_VHOST
+from assay.reference_broker.amqp091.topology import mqtt_topic_of, stripped
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.frames import content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueAddress, QueueError
-from assay.reference_broker.routing.message import Message, memory_bytes
+from assay.reference_broker.routing.message import Message, changed, memory_bytes
+from assay.reference_broker.routing.properties import Kind
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
@@ -37,7 +39,8 @@ class _Transaction:
     __slots__ = ("publishes", "settlements", "size")
 
     def __init__(self) -> None:
-        self.publishes: list[tuple[Message, tuple[str, ...]]] = []
+        self.publishes: list[tuple[Message, tuple[str, ...], Message | None]] = []
+        """Each with its queues, and as it goes to subscribers of MQTT."""
         self.settlements: list[Settlement] = []
         self.size = 0
 
@@ -92,7 +95,12 @@ class Publishing:
         if self._confirms:
             tag = self._next_tag
             self._next_tag += 1
-        if not queues:
+        topical = self._for_topics(name, routing_key, message)
+        if not queues and topical is not None and self._transaction is None:
+            # Nobody can say beforehand who listens.
+            mandatory = not connection.broker.publish(topical, connection, now) and mandatory
+            topical = None
+        if not queues and topical is None:
             if mandatory:
                 self._return(name, routing_key, properties, body)
             if tag:
@@ -101,9 +109,26 @@ class Publishing:
         transaction = self._transaction
         if transaction is not None:
             self._check_room(transaction, memory_bytes(message))
-            transaction.publishes.append((message, queues))
+            transaction.publishes.append((message, queues, topical))
             return
+        if topical is not None:
+            connection.broker.publish(topical, connection, now)
         self._enqueue(message, queues, _Publish(tag, len(queues)), now)
+
+    def _for_topics(self, exchange: str, routing_key: str, message: Message) -> Message | None:
+        """What of ``amq.topic`` goes to subscribers of MQTT; None = nothing does."""
+        topic = mqtt_topic_of(routing_key) if exchange == rights.TOPICS else None
+        if topic is None or self._channel.vhost.name != DEFAULT_VHOST:
+            return None
+        kept = message.properties
+        is_persistent = kept is not None and kept.durable is True
+        headers = () if kept is None else kept.headers
+        return changed(
+            message,
+            topic=topic,
+            qos=int(is_persistent),
+            user_properties=tuple([(name, value.value) for name, value in headers if value.kind is Kind.TEXT]),
+        )
 
     def _enqueue(self, message: Message, queues: tuple[str, ...], publish: _Publish, now: float) -> None:
         channel = self._channel
@@ -229,8 +254,10 @@ class Publishing:
                 answer(AmqpError(Reply.PRECONDITION_FAILED, f"not all could be stored: {failure.text}", rule=_SHAPE))
 
         channel = self._channel
-        for message, queues in transaction.publishes:
+        for message, queues, topical in transaction.publishes:
             left += len(queues)
+            if topical is not None:
+                channel.connection.broker.publish(topical, channel.connection, now)
             priority = None if message.properties is None else message.properties.priority
             for queue in queues:
                 place, options = channel.service.place_of(channel.vhost, queue, priority)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
-from assay.reference_broker.amqp091.names import GROUP, engine_name
+from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_name
 from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
-from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost
+from assay.reference_broker.amqp091.rights import TOPICS
+from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost, routing_key_of
 from assay.reference_broker.amqp091.wire.frames import OPENING
 from assay.reference_broker.amqp091.wire.replies import AmqpError
 from assay.reference_broker.core.broker import Broker
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
-from assay.reference_broker.queues import PublishOptions, QueueError, QueueErrorCode
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.routing.message import Message, changed
+from assay.reference_broker.routing.properties import MessageProperties
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.consuming import AmqpConsumer
 
 AMQP091: Final = "amqp091"
-DEFAULT_VHOST: Final = "/"
 
 
 def opens(opening: bytes) -> bool | None:
@@ -189,6 +195,7 @@ class Amqp091:
         """A queue goes with all it holds; ``on_done`` is called once its end is durable, or cannot be."""
         name = self.engine_name(vhost, record.name)
         vhost.remove_queue(record.name)
+        self.topology_changed()
         use = self._uses.pop(name, None)
         self._letter_takers.pop(name, None)
         if use is not None:
@@ -202,6 +209,35 @@ class Amqp091:
             if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
                 raise
             on_done()
+
+    # -- topics of MQTT, which amq.topic has in the default virtual host ---------------------------------------------
+
+    def topology_changed(self) -> None:
+        """Bindings may be others than before."""
+        bound = self.topology.vhost(DEFAULT_VHOST).exchanges[TOPICS].bindings
+        self.broker.take_topics(self if bound else None)
+
+    def takes(self, topic: str) -> bool:
+        """See :class:`TopicTaker`."""
+        key = routing_key_of(topic)
+        return key is not None and bool(self.topology.vhost(DEFAULT_VHOST).route(TOPICS, key).queues)
+
+    def take(self, message: Message, publisher: Client | None, now: float) -> None:
+        """See :class:`TopicTaker`. What came over AMQP went there already."""
+        key = None if isinstance(publisher, AmqpConnection) else routing_key_of(message.topic)
+        if key is None:
+            return
+        vhost = self.topology.vhost(DEFAULT_VHOST)
+        queues = vhost.route(TOPICS, key).queues
+        if not queues:
+            return
+        kept = message.properties or MessageProperties(durable=message.qos > 0)
+        kept = msgspec.structs.replace(kept, exchange=TOPICS, routing_key=key)
+        copy = changed(message, topic="", qos=0, retain=False, properties=kept)
+        for queue in queues:
+            name, options = self.place_of(vhost, queue, kept.priority)
+            with suppress(QueueError):
+                self.broker.engine.publish(QueueAddress(queue=name), copy, now, None, None, options)
 
     # -- when queues end by themselves ---------------------------------------------------------------------------
 
@@ -259,6 +295,7 @@ class Amqp091:
         """What was declared before a restart; ``on_problem`` is told of what could not be read. Expiries begin anew."""
         self.journal = journal
         self.topology.restore(records, on_problem, has_queue=self._has_queue)
+        self.topology_changed()
         for vhost in self.topology.vhosts.values():
             for record in list(vhost.queues.values()):
                 self._touch(vhost, record, self.use_of(vhost, record), now)

@@ -60,6 +60,16 @@ class WaitingPublisher(Protocol):
         """They have."""
 
 
+class TopicTaker(Protocol):
+    """Another protocol, whose clients get messages of ordinary topics by ways of their own."""
+
+    def takes(self, topic: str) -> bool:
+        """Whether somebody gets what is published there."""
+
+    def take(self, message: Message, publisher: Client | None, now: float) -> None:
+        """Give it to them. Never raises."""
+
+
 class Broker:
     """What is there once, whatever its clients speak."""
 
@@ -79,6 +89,7 @@ class Broker:
         "rng",
         "tenants",
         "timers",
+        "topic_taker",
         "tracer",
         "traffic",
         "tree",
@@ -99,6 +110,8 @@ class Broker:
         self.tracer = tracer
         self.tree: SubscriptionTree = self.tree_class()
         engine.on_bindings_changed = self.tree.invalidate_plans
+        self.topic_taker: TopicTaker | None = None
+        """Set while somebody is bound; see :meth:`take_topics`."""
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.traffic: Traffic = Traffic()
@@ -138,6 +151,22 @@ class Broker:
             self.tenants.configure(configs)
 
     # -- topics --------------------------------------------------------------------------------------------------
+
+    def take_topics(self, taker: TopicTaker | None) -> None:
+        """Have somebody take messages of ordinary topics; None = nobody does any more. Again whenever it takes others:
+        who gets a topic may be another than before."""
+        if taker is not None or self.topic_taker is not None:
+            self.topic_taker = taker
+            self.tree.invalidate_plans()
+
+    @property
+    def asks_for_topics(self) -> bool:
+        """Somebody beside subscribers gets messages of ordinary topics."""
+        return self.engine.captures is not None or self.topic_taker is not None
+
+    def is_taken(self, topic: str) -> bool:
+        """Whether somebody beside subscribers gets the messages of a topic."""
+        return self.engine.is_captured(topic) or (self.topic_taker is not None and self.topic_taker.takes(topic))
 
     def _note_refused(self, error: QueueError | None) -> None:
         if error is not None:
@@ -181,6 +210,9 @@ class Broker:
             self._share(group, message)
         if self.engine.captures is not None:
             self._capture(message, publisher, asked)
+        if self.topic_taker is not None:
+            self.topic_taker.take(message, publisher, self.now)
+            self.work += self.engine.take_cost()
         if self.leaving:
             members = (member for group in route.groups for member in group.members)
             return not all(session.ended for session in chain((entry.subscriber for entry in route.entries), members))

@@ -472,7 +472,7 @@ class Inbound(PublishAcks):
         above, _, level = topic_bytes.rpartition(b"/")
         if not above or not _is_plain_level(level) or self._broker.tree.names(level.decode()):
             return None
-        if self._connection.grants is not None or self._broker.engine.captures is not None:
+        if self._connection.grants is not None or self._broker.asks_for_topics:
             # These ask for the whole topic.
             return None
         plans = self._plans_below[qos]
@@ -517,7 +517,7 @@ class Inbound(PublishAcks):
         if self._broker.tracer is not None or plan.topic[0] == "$":
             # The general way looks at the payload itself.
             return
-        if plan.is_refused or self._broker.engine.is_captured(plan.topic):
+        if plan.is_refused or self._broker.is_taken(plan.topic):
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
             return

@@ -1,0 +1,101 @@
+"""Ordinary topics of MQTT and ``amq.topic``, both ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from assay.reference_broker.amqp091.wire.content import BasicProperties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.node import BrokerNode
+from tests.support.amqp_client import NOW, AmqpClient, make_node, table, turn
+
+
+class Packets:
+    """An MQTT 5 client in memory."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        self.node = node
+        self.end = node.accept("m", NOW)
+        self.say(p.Connect(client_id="m", version=p.V5, clean_start=True))
+
+    def say(self, packet: p.Packet) -> bytes:
+        self.node.receive(self.end, encode_packet(packet, p.V5), NOW)
+        return self.hear()
+
+    def hear(self) -> bytes:
+        turn(self.node)
+        return self.end.take_output()
+
+
+def both() -> tuple[AmqpClient, Packets]:
+    node = make_node()
+    c = AmqpClient(node)
+    c.open()
+    return c, Packets(node)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_message_of_mqtt_goes_to_queues_that_are_bound_to_its_topic(qos: int) -> None:
+    c, mqtt = both()
+    # Sent before anybody is bound: what is remembered of the topic must not outlive that.
+    mqtt.say(p.Publish(topic="news/eu/rain", payload=b"early", qos=0))
+    c.declare("q")
+    c.say(1, "queue.bind", "q", "amq.topic", "news.*.rain", False, ())
+    properties = p.Properties(user_property=(("colour", "red"),), content_type="text/plain")
+    packet_id = 7 if qos else None
+    mqtt.say(p.Publish(topic="news/eu/rain", payload=b"x", qos=qos, packet_id=packet_id, properties=properties))
+    mqtt.say(p.Publish(topic="news/eu/sun", payload=b"y", qos=0))
+    got = c.get("q")
+    assert (got.body, got.values[2:4]) == (b"x", ("amq.topic", "news.eu.rain"))
+    assert got.properties is not None
+    assert (got.properties.content_type, got.properties.headers) == ("text/plain", table(colour="red"))
+    assert got.properties.delivery_mode == (2 if qos else 1)
+    assert c.get("q").name == "basic.get-empty"
+    c.say(1, "queue.unbind", "q", "amq.topic", "news.*.rain", ())
+    mqtt.say(p.Publish(topic="news/eu/rain", payload=b"late", qos=0))
+    assert c.get("q").name == "basic.get-empty"
+
+
+def test_a_message_to_amq_topic_goes_to_subscribers_once() -> None:
+    c, mqtt = both()
+    mqtt.say(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="news/#", qos=1),)))
+    c.declare("q")
+    c.say(1, "queue.bind", "q", "amq.topic", "#", False, ())
+    c.publish("news.eu", b"hello", BasicProperties(headers=table(colour="red")), exchange="amq.topic")
+    heard = mqtt.hear()
+    assert heard.count(b"news/eu") == 1
+    assert b"hello" in heard
+    assert b"red" in heard
+    assert c.get("q").body == b"hello"
+    assert c.get("q").name == "basic.get-empty"
+    said = c.publish("elsewhere", b"x", exchange="amq.fanout", mandatory=True)
+    assert [each.name for each in said] == ["basic.return"]
+    c.say(1, "queue.delete", "q", False, False, False)
+    assert c.publish("news.eu", b"again", exchange="amq.topic", mandatory=True) == [], "somebody has it"
+    assert b"again" in mqtt.hear()
+    assert [each.name for each in c.publish("old", b"x", exchange="amq.topic", mandatory=True)] == ["basic.return"]
+
+
+def test_a_transaction_reaches_subscribers_at_its_commit() -> None:
+    c, mqtt = both()
+    mqtt.say(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="news", qos=0),)))
+    c.say(1, "tx.select")
+    c.publish("news", b"x", exchange="amq.topic")
+    assert mqtt.hear() == b""
+    c.say(1, "tx.rollback")
+    c.publish("news", b"y", exchange="amq.topic")
+    c.say(1, "tx.commit")
+    assert mqtt.hear().count(b"news") == 1
+
+
+def test_topics_that_are_the_brokers_own_are_out_of_reach() -> None:
+    c, mqtt = both()
+    c.declare("q")
+    c.say(1, "queue.bind", "q", "amq.topic", "#", False, ())
+    c.publish("$queue.r", b"x", exchange="amq.topic")
+    c.publish("$SYS.broker.version", b"x", exchange="amq.topic")
+    assert [c.get("q").body for _ in range(2)] == [b"x", b"x"]
+    assert not c.node.engine.exists("r")
+    mqtt.say(p.Publish(topic="$queue/r", payload=b"x", qos=0))
+    assert c.get("q").name == "basic.get-empty"
