@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-from assay.reference_broker.amqp091.topology.routes import BCC
+from assay.reference_broker.amqp091.topology.routes import BCC, CC
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
@@ -36,6 +36,8 @@ def message_from(
     ttl_ms = expiration_ms(properties)
     created_at_s = properties.timestamp
     headers = properties.headers or ()
+    # Of the default exchange its queue's name says it all, unless there are further keys.
+    is_named = bool(exchange) or any(name in (CC, BCC) for name, _ in headers)
     kept = MessageProperties(
         message_id=_text(properties.message_id),
         correlation_id=_text(properties.correlation_id),
@@ -47,8 +49,8 @@ def message_from(
         durable=None if properties.delivery_mode is None else properties.delivery_mode == PERSISTENT,
         created_at_ms=None if created_at_s is None else min(created_at_s * 1_000, (1 << 63) - 1),
         headers=tuple([field for field in headers if field[0] != BCC]),
-        exchange=exchange or None,
-        routing_key=routing_key if exchange else None,
+        exchange=exchange if is_named else None,
+        routing_key=routing_key if is_named else None,
     )
     return Message(
         topic="",

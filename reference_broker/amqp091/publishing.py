@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.messages import message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
-from assay.reference_broker.amqp091.topology import mqtt_topic_of, stripped
+from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
+from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueAddress, QueueError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.consuming import Settlement
 
+_MAX_KEYS: Final = TopologyLimits().max_routing_keys
 _SHAPE: Final = "sec.2.1.tx"
 
 
@@ -78,18 +80,14 @@ class Publishing:
         if immediate:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
         name = stripped(exchange)
-        if name:
-            rights.check_exchange(connection, name, routing_key=routing_key)
-        else:
-            rights.check_queue(connection, routing_key, read=False)
+        headers = properties.headers or ()
+        self._check_keys(name, routing_key, headers)
         user = properties.user_id
         if user is not None and user != connection.asserted_name:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{connection.asserted_name[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
-        vhost = channel.vhost
-        if not name and routing_key not in vhost.queues and channel.service.exists(vhost, routing_key):
-            channel.service.find(vhost, routing_key, connection)
-        queues = vhost.route(name, routing_key, properties.headers or ()).queues
+        queues = channel.vhost.route(name, routing_key, headers).queues
+        connection.broker.work += len(queues) >> 1
         message = message_from(properties, body, name, routing_key, connection.client_id, now)
         tag = 0
         if self._confirms:
@@ -114,6 +112,23 @@ class Publishing:
         if topical is not None:
             connection.broker.publish(topical, connection, now)
         self._enqueue(message, queues, _Publish(tag, len(queues)), now)
+
+    def _check_keys(self, exchange: str, routing_key: str, headers: Table) -> None:
+        """Whether the client may publish there, with each of its keys; queues that came over MQTT are found by theirs.
+
+        Raises :class:`AmqpError` (403, 406).
+        """
+        channel = self._channel
+        connection, service, vhost = channel.connection, channel.service, channel.vhost
+        if exchange and connection.grants is None:
+            return
+        for key in routing_keys_of(routing_key, headers, _MAX_KEYS) if headers else (routing_key,):
+            if exchange:
+                rights.check_exchange(connection, exchange, routing_key=key)
+                continue
+            rights.check_queue(connection, key, read=False)
+            if key not in vhost.queues and service.exists(vhost, key):
+                service.find(vhost, key, connection)
 
     def _for_topics(self, exchange: str, routing_key: str, message: Message) -> Message | None:
         """What of ``amq.topic`` goes to subscribers of MQTT; None = nothing does."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.amqp091.connection import MAX_UNCONFIRMED, Phase
-from assay.reference_broker.amqp091.wire.content import NONE, encode_header
+from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.fields import table as table_bytes
 from assay.reference_broker.amqp091.wire.frames import (
     HEARTBEAT,
@@ -322,3 +322,30 @@ def test_everything_ends_with_the_broker() -> None:
     c.node.take_dirty(NOW)
     assert c.end.phase is Phase.OVER
     assert c.end.may_close
+
+
+def test_further_routing_keys_lead_nowhere_that_the_client_may_not_write() -> None:
+    acl = AclConfig(rules=(AclRuleConfig(topic="$queue/mine", access=Permission.READWRITE),))
+    c = AmqpClient(make_node(acl=acl))
+    c.open()
+    c.declare("mine")
+    c.node.engine.create_queue("other", {}, NOW)
+    for name in ("CC", "BCC"):
+        keys = Typed(Kind.LIST, (Typed(Kind.TEXT, "other"),))
+        said = c.publish("mine", b"x", BasicProperties(headers=((name, keys),)))
+        assert (said[-1].name, said[-1].values[0]) == ("channel.close", 403)
+        c.say(1, "channel.close-ok")
+        c.open()
+    assert c.get("mine").name == "basic.get-empty"
+
+
+def test_further_routing_keys_find_queues_of_mqtt_and_are_not_all_told() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q")
+    c.node.engine.create_queue("other", {"partitions": 1}, NOW)
+    keys = Typed(Kind.LIST, (Typed(Kind.TEXT, "other"),))
+    c.publish("q", b"x", BasicProperties(headers=(("BCC", keys),)))
+    got = [c.get("q"), c.get("other")]
+    assert [(each.body, each.values[2:4]) for each in got] == [(b"x", ("", "q"))] * 2
+    assert all(each.properties is not None and each.properties.headers is None for each in got)
