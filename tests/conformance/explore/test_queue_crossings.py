@@ -23,7 +23,7 @@ LIVES = 200
 PATIENCE_S = 0.8
 FOUND = {
     "wire-abort-settles-retried": 1,
-    "wire-delay-of-the-first-nack-only": 35,
+    "wire-delay-of-the-first-nack-only": 254,
     "wire-leaving-spares-a-retry": 1,
     "wire-priority-of-keyless-only": 16,
     "wire-reset-keeps-what-waits": 7,
