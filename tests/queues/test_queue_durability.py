@@ -293,6 +293,27 @@ def test_what_was_on_its_way_to_the_dead_letters_undelivered_comes_for_the_first
     assert not any(delivery.redelivered for delivery in again.got)
 
 
+def test_nor_does_it_come_to_a_group_whose_filter_does_not_fit(bench_with: BenchWith) -> None:
+    bench = bench_with(
+        MemoryDisk(), durability=Durability.FSYNC, max_depth=2, max_in_flight=1, overflow="dead_letter_oldest"
+    )
+    bench.consumer(pattern="eu/#")
+    for value, topic in (("held", "$queue/q/eu"), ("old", "$queue/q/us")):
+        bench.publish(value, topic=topic)
+        bench.turn()
+    bench.publish("new", topic="$queue/q/eu")
+    bench.engine.dispatch(bench.now)
+    for job in bench.engine.take_jobs(bench.now):
+        job.run()
+        bench.engine.job_done(job, None, bench.now)
+    bench.restart()
+    again = bench.consumer(pattern="eu/#")
+    bench.turn()
+    again.ack(again.got[0])
+    bench.turn()
+    assert again.values == ["held", "new"]
+
+
 def test_a_failed_sync_fails_every_waiting_publisher_and_all_later_ones(bench_with: BenchWith) -> None:
     disk = FailingDisk()
     bench = bench_with(disk)

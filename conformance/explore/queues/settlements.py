@@ -198,6 +198,7 @@ class Settlements(Books):
         must_be_taken = len(group.members) == 1 and last is not None and last.is_held_by(member)
         before = [(copy, copy.spots) for copy in below if copy.is_open]
         for copy, spots in before:
+            copy.message.expired_unsettled &= copy.message.left  # it may be settled before it is a dead letter
             if any(spot.kind is Kind.FLIGHT or spot.deliveries for spot in spots):
                 self._become(copy, spots | {GONE})
         where = f"{member.name}: $commit of partition {partition} up to {offset}"

@@ -441,8 +441,8 @@ class Dispatcher:
         if now >= stored.expires_at:
             group.owner.expire_entry(group, entry, now)
             return False
-        if group.pattern and not entry.delivery_count and not self._matches(stored.routing_key):
-            # It came to wait before it was the group's turn to look at it.
+        if group.pattern and entry.delivery_count <= entry.released and not self._matches(stored.routing_key):
+            # It came to wait, or was on its way to the dead letters, before it was the group's turn to look at it.
             group.counts.unmatched += 1
             group.remove(entry, None)
             return False
