@@ -35,7 +35,7 @@ FOUND = {
     "wire-ranges-end-early": 24,
     "wire-repeats-lose-properties": 1,
     "wire-second-acknowledgement-left-out": 16,
-    "wire-several-settled-are-written-but-for-the-last": 27,
+    "wire-several-settled-are-written-but-for-the-last": 133,
     "wire-claims-are-not-written": 17,
     "wire-commit-spares-what-waits": 107,
     "wire-commit-of-one-lane": 98,
