@@ -115,17 +115,21 @@ class DoneLog(SyncPoint):
         return bool(self._offsets)
 
     def write(self, now: float) -> bool:
-        """Write what collected; False when the disk refused it, to be tried again. Its confirms have failed then."""
+        """Write what collected; False when the disk refused it, to be tried again.
+
+        Then its confirms wait, too: what was cancelled is not delivered any more, so that no error may be told.
+        """
         if not self._offsets:
             return True
-        confirms, self._confirms = self._confirms, []
         try:
             self._log.append(done_records(sorted(self._offsets), int(now * 1000)))
         except LogError as error:
             if error.sticky:
+                confirms, self._confirms = self._confirms, []
                 self.fail(str(error))
-            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+                call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
             return False
+        confirms, self._confirms = self._confirms, []
         self._offsets = []
         self._agenda.unsynced[self] = None
         if self._confirm_when_synced and confirms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,9 @@ def test_shrinking_leaves_a_scenario_a_test_and_a_run(explored: Path, tmp_path: 
     out = tmp_path / "shrunk"
     done = assay_sim("shrink", explored / "findings" / "01.yaml", "--out", out, "--for-s", "30")
     assert done.exit_code == PASSED, done.output
+    said = re.search(r"Shrunk to 1 faults and (\d+) operations", done.output)
+    assert said is not None
+    assert int(said[1]) <= 20
     small = load_scenario(out / "small-shrunk.yaml")
     assert len(small.faults) == 1
     assert small.workload[0].messages_per_producer <= 3
