@@ -42,6 +42,8 @@ from assay.sim.terminal import (
 
 _T = TypeVar("_T")
 _MOST_GROUPS: Final = 30
+_FEW: Final = 5
+"""Kinds of faults that are named; of more their number is told."""
 FileArgument = Annotated[
     str, typer.Argument(help="The record of a finding, a scenario file, or the name of a shipped scenario.")
 ]
@@ -304,7 +306,6 @@ def _print_coverage(found: Coverage) -> None:
     console.print()
     combined = WholeTable("fault", "runs", "at once with", "never with", box=None, pad_edge=False)
     for fault in found.faults:
-        combined.add_row(
-            fault.kind, str(fault.runs), ", ".join(fault.together) or "none", ", ".join(fault.never) or "none"
-        )
+        never = f"{len(fault.never)} of {len(found.faults)}" if len(fault.never) > _FEW else ", ".join(fault.never)
+        combined.add_row(fault.kind, str(fault.runs), ", ".join(fault.together) or "none", never or "none")
     console.print(combined)

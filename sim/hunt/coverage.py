@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from assay.faults.scenario import Scenario
+from assay.faults.scenario import QueueWorkload, Scenario
 from assay.sim.hunt.explore import SeedOutcome, explore
 from assay.sim.hunt.fault_draws import FAULT_DRAWS
 from assay.sim.hunt.states import STATES
@@ -80,6 +80,7 @@ def cover(scenario: Scenario, *, on_outcome: Callable[[SeedOutcome], None], **ho
         for state in reached.visited:
             visited.setdefault(state, place)
     count = len(found.outcomes)
+    has_queues = any(isinstance(workload, QueueWorkload) for workload in scenario.workload)
     new = Counter(place * 10 // count for place in visited.values())
     every = sorted(kind.value for kind in FAULT_DRAWS)
     return Coverage(
@@ -93,7 +94,7 @@ def cover(scenario: Scenario, *, on_outcome: Callable[[SeedOutcome], None], **ho
                 what=state.what,
                 runs=runs[state.name],
                 first=first.get(state.name, 0),
-                overdue=not runs[state.name] and 0 < state.within <= count,
+                overdue=has_queues and not runs[state.name] and state.within <= count,
             )
             for state in STATES
         ),

@@ -90,10 +90,10 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     ),
     FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=CLIENT_TARGETS),
     FaultKind.DISK_FULL: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}),
-    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
-    # A broker that cannot read its files may refuse to start.
+    # A broker whose disk fails may refuse to start.
+    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN),
     FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN, needs_restart=True),
-    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
+    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN, needs_restart=True),
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(1, 1_000), "jitter_ms": PartOf("latency_ms")}
