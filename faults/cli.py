@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import msgspec
 import typer
@@ -18,8 +18,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from assay.conformance.mutants import UnknownMutantError, all_mutants, find
 from assay.faults.failover.cli import failover
+from assay.faults.fault_kinds import describe, why_only_simulated
 from assay.faults.runner import RunError, RunOptions, run_scenario
-from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld, find_scenario, shipped_scenarios
+from assay.faults.scenario import Delays, Scenario, ScenarioError, ScenarioWorld, find_scenario, shipped_scenarios
 from assay.faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
 from assay.reference_broker.trace.results import RunResult, Severity, Verdict
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
@@ -93,33 +94,88 @@ def show(scenario: ScenarioArgument) -> None:
     sys.stdout.write(yaml.safe_dump(data, sort_keys=False, width=120))
 
 
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder for the artefacts. Default: out/faults/<scenario>-<seed>.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of workload and proxy. Default: the scenario's own.")]
+MutantOption = Annotated[
+    list[str] | None, typer.Option(help="Break the broker on purpose (repeatable); see `assay faults list`.")
+]
+AttemptsOption = Annotated[
+    int, typer.Option(min=1, max=20, help="Runs until one sees enough for a verdict; a busy machine shows little.")
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TOXIPROXY_URL",
+        help="A running toxiproxy server. Default: toxiproxy-server from the PATH, else the embedded one.",
+    ),
+]
+
+
 @app.command()
 def run(
     scenario: ScenarioArgument,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the artefacts. Default: out/faults/<scenario>-<seed>.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of workload and proxy. Default: the scenario's own.")] = None,
-    mutant: Annotated[
-        list[str] | None, typer.Option(help="Break the broker on purpose (repeatable); see `assay faults list`.")
-    ] = None,
-    attempts: Annotated[
-        int, typer.Option(min=1, max=20, help="Runs until one sees enough for a verdict; a busy machine shows little.")
-    ] = 3,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TOXIPROXY_URL",
-            help="A running toxiproxy server. Default: toxiproxy-server from the PATH, else the embedded one.",
-        ),
-    ] = None,
+    out: OutOption = None,
+    seed: SeedOption = None,
+    mutant: MutantOption = None,
+    attempts: AttemptsOption = 3,
+    url: UrlOption = None,
 ) -> None:
     """Run a scenario and judge what happened.
 
     A run that saw too little to prove anything (its queues were not drained, or a rule had fewer chances to be broken
     than the scenario's `enough`) is repeated; if all of them did, the verdict is unknown and the exit status 1.
     """
+    _execute(_scenario(scenario), _command("run", scenario, seed, mutant), out, seed, mutant, attempts, url)
+
+
+@app.command()
+def replay(
+    scenario: ScenarioArgument,
+    out: OutOption = None,
+    seed: SeedOption = None,
+    mutant: MutantOption = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Go on without the faults that cannot be made on real processes.")
+    ] = False,
+    attempts: AttemptsOption = 3,
+    url: UrlOption = None,
+) -> None:
+    """Play on real processes what was found in simulation: the same file and seed, whatever its worlds.
+
+    Faults that cannot be made there are named, with the reason, and refused unless they are to be left out. So are
+    other delays and whims of the simulated machine, which no real one has.
+
+    Example: assay faults replay out/explore/crash-restart-shrunk.yaml --seed 7 --leave-out
+    """
     loaded = _scenario(scenario)
+    reasons = {fault: why for fault in loaded.faults if (why := why_only_simulated(fault))}
+    for fault, why in reasons.items():
+        word = "left out" if leave_out else "cannot be made"
+        errors.print(f"{escape(describe(fault))} at {fault.at_s:g} s {word}: {escape(why)}", soft_wrap=True)
+    if reasons and not leave_out:
+        raise _stop(f"{loaded.name} has faults that only the simulator can make; --leave-out goes on without", USAGE)
+    real = msgspec.structs.replace(
+        loaded,
+        worlds=(ScenarioWorld.REAL,),
+        faults=tuple(fault for fault in loaded.faults if fault not in reasons),
+        delays=Delays(),
+        buggify=False,
+    )
+    _execute(real, _command("replay", scenario, seed, mutant, leave_out), out, seed, mutant, attempts, url)
+
+
+def _execute(
+    loaded: Scenario,
+    command: str,
+    out: Path | None,
+    seed: int | None,
+    mutant: list[str] | None,
+    attempts: int,
+    url: str | None,
+) -> NoReturn:
+    """Run a scenario, print what came of it, and exit."""
     mutants = tuple(mutant or ())
     try:
         for name in mutants:
@@ -133,7 +189,7 @@ def run(
         seed=used_seed,
         mutants=mutants,
         toxiproxy_url=url,
-        command=_command(scenario, used_seed, mutants),
+        command=command,
         attempts=attempts,
     )
     try:
@@ -148,9 +204,10 @@ def run(
     raise typer.Exit(EXIT_STATUS[result.verdict])
 
 
-def _command(scenario: str, seed: int, mutants: tuple[str, ...]) -> str:
-    words = ["assay", "faults", "run", scenario, "--seed", str(seed)]
-    return shlex.join(words + [word for name in mutants for word in ("--mutant", name)])
+def _command(name: str, scenario: str, seed: int | None, mutant: list[str] | None, leave_out: bool = False) -> str:
+    words = ["assay", "faults", name, scenario, "--seed", str(_scenario(scenario).seed if seed is None else seed)]
+    words += ["--leave-out"] if leave_out else []
+    return shlex.join(words + [word for each in mutant or () for word in ("--mutant", each)])
 
 
 def _run(scenario: Scenario, options: RunOptions) -> RunResult:

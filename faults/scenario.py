@@ -80,6 +80,8 @@ class Scenario(_Part, frozen=True, kw_only=True):
     workload: tuple[Workload, ...]
     faults: tuple[Fault, ...] = ()
     delays: Delays = Delays()
+    buggify: bool = False
+    """Simulation only: the seed draws sizes of the broker's insides, and orders that are nobody's business."""
     drain_timeout_s: float = 30.0
     """After the workload, consumers go on until the queue is empty or this long (``DRAIN`` event)."""
     drain_quiet_s: float = 0.0

@@ -81,7 +81,8 @@ class Conditions:
         self._active: dict[int, tuple[frozenset[ClientRole], Impairment]] = {}
         self._number = 0
         self._healed: list[Callable[[], None]] = []
-        self.by_way: dict[Way, tuple[Impairment, ...]] = dict.fromkeys(_WAYS, ())
+        self.by_way: dict[Way, list[Impairment]] = {way: [] for way in _WAYS}
+        """Each list stays the same object."""
 
     def add(self, roles: Iterable[ClientRole], impairment: Impairment) -> int:
         """Begin a fault; returns its handle."""
@@ -99,14 +100,12 @@ class Conditions:
             callback()
 
     def _changed(self) -> None:
-        self.by_way = {
-            (role, direction): tuple(
+        for (role, direction), active in self.by_way.items():
+            active[:] = [
                 impairment
                 for roles, impairment in self._active.values()
                 if role in roles and impairment.direction in (direction, Direction.BOTH)
-            )
-            for role, direction in _WAYS
-        }
+            ]
 
     def partitioned(self, role: ClientRole) -> bool:
         """Whether nobody of that role gets a new connection: its handshake goes both ways."""
@@ -128,7 +127,7 @@ class Stream:
         self._kernel = kernel
         self._conditions = conditions
         self._profile = profile
-        self._way = way
+        self._impairments = conditions.by_way[way]
         self._rng = kernel.stream(f"net/{name}")
         self._free_at = 0.0
         self._last_arrival = 0.0
@@ -166,7 +165,7 @@ class Stream:
         rng = self._rng
         latency = rng.uniform(*self._profile.latency_s)
         departure = now
-        for impairment in self._conditions.by_way[self._way]:
+        for impairment in self._impairments:
             if impairment.latency_s:
                 latency += impairment.latency_s + rng.uniform(-impairment.jitter_s, impairment.jitter_s)
             if impairment.bytes_per_s:
@@ -196,14 +195,14 @@ class Stream:
             return
         item = self._under_way.popleft()
         if self._held or self._is_blocked():
-            self._must_retransmit |= any(each.partitioned for each in self._conditions.by_way[self._way])
+            self._must_retransmit |= any(each.partitioned for each in self._impairments)
             self._held.append(item)
             self._await_heal()
         else:
             self._deliver(item)
 
     def _is_blocked(self) -> bool:
-        return self._stuck or any(each.holds for each in self._conditions.by_way[self._way])
+        return self._stuck or (bool(self._impairments) and any(each.holds for each in self._impairments))
 
     def stick(self) -> None:
         """Hold what arrives from now on, until :meth:`unstick`."""

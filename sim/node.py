@@ -13,6 +13,7 @@ from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.trace.schema import Tracer
+from assay.sim.buggify import Whims
 from assay.sim.disk import SimDisk
 from assay.sim.guard import NondeterminismError
 from assay.sim.inodes import Flush
@@ -113,8 +114,9 @@ class SimNode:
         kernel: Kernel,
         tracer: Tracer | None,
         machine: MachineClock | None = None,
+        whims: Whims | None = None,
     ) -> None:
-        """``machine``: its clocks; None where they are right and stay so."""
+        """``machine``: its clocks; None where they are right and stay so. ``whims``: changes orders that are free."""
         self.name = name
         self.disk = disk
         self.starts = 0
@@ -124,6 +126,7 @@ class SimNode:
         self.notes: list[RecoveryNote] = []
         """What the broker said of its disk."""
         self._machine = machine
+        self._whims = whims
         self._clock: Clock | None = None
         self._inputs = 0
         """Since the last turn."""
@@ -261,6 +264,7 @@ class SimNode:
         self._kernel.trace(f"power loss {self.name} {outcome}")
 
     def _die(self, *, silently: bool) -> None:
+        self.take_notes()
         self._broker = None
         self._clock = None
         links = [*(session.link for session in self._sessions.values()), *self._accepting]
@@ -342,7 +346,8 @@ class SimNode:
         if not self._turn_planned:
             self._turn_planned = True
             broker = self._broker
-            when = max(self._kernel.now + TURN_S, self._busy_until)
+            turn_s = TURN_S if self._whims is None else TURN_S + self._whims.turn_delay_s()
+            when = max(self._kernel.now + turn_s, self._busy_until)
             self._kernel.at(when, lambda: self._begin_turn(broker))
 
     def _begin_turn(self, broker: BrokerNode | None) -> None:
@@ -359,29 +364,39 @@ class SimNode:
 
     def _turn(self) -> None:
         broker, now = self.broker, self.now
-        for connection in broker.take_dirty(now):
+        dirty = broker.take_dirty(now)
+        if self._whims is not None:
+            self._whims.order(dirty)
+        for connection in dirty:
             session = self._sessions.get(connection)
             if session is not None:
                 session.flush()
         for session in list(self._sessions.values()):
             session.resume_reading()
         self._waiting_syncs += broker.take_jobs(now)
+        if self._whims is not None:
+            self._whims.order(self._waiting_syncs)
         self._start_syncs()
-        if broker.storage_notes:
-            self._take_notes(broker.take_storage_notes())
-        self._set_alarm(broker)
+        if self._machine is None:
+            self._alarm.set(broker.next_deadline())
+        else:
+            self._set_alarm(broker, self._machine)
 
-    def _set_alarm(self, broker: BrokerNode) -> None:
+    def _set_alarm(self, broker: BrokerNode, machine: MachineClock) -> None:
         deadline = broker.next_deadline()
-        machine = self._machine
-        if machine is not None and deadline is not None and (machine.rate != 1.0 or self.now != self._kernel.now):
+        if deadline is not None and (machine.rate != 1.0 or self.now != self._kernel.now):
             deadline = machine.when(deadline - self.now)
         self._alarm.set(deadline)
 
     def clock_changed(self) -> None:
         """The machine's clocks go otherwise from now on."""
-        if self._broker is not None and not self._paused:
-            self._set_alarm(self._broker)
+        if self._broker is not None and self._machine is not None and not self._paused:
+            self._set_alarm(self._broker, self._machine)
+
+    def take_notes(self) -> None:
+        """Take over what the broker said since it started."""
+        if self._broker is not None:
+            self._take_notes(self._broker.take_storage_notes())
 
     def _take_notes(self, notes: list[RecoveryNote]) -> None:
         self.notes += notes[: MAX_NOTES - len(self.notes)]
@@ -396,7 +411,10 @@ class SimNode:
                 except OSError as failure:
                     error = failure
             self._running_syncs[job] = (flush, error)
-            self._kernel.after(self.disk.sync_latency_s(), partial(self._synced, self.broker, job))
+            latency_s = self.disk.sync_latency_s()
+            if self._whims is not None:
+                latency_s += self._whims.sync_delay_s()
+            self._kernel.after(latency_s, partial(self._synced, self.broker, job))
 
     def _synced(self, broker: BrokerNode, job: BackgroundJob) -> None:
         if broker is not self._broker or job not in self._running_syncs:

@@ -41,6 +41,7 @@ from assay.reference_broker.trace.schema import (
     TraceKind,
     Tracer,
 )
+from assay.sim.buggify import other_sizes
 from assay.sim.kernel import EPOCH_S, Kernel
 from assay.sim.space_time import SPACE_TIME_NAME, write_space_time
 from assay.sim.world import Watcher, World, WorldProfile, WorldRun
@@ -102,7 +103,8 @@ def simulate(
 ) -> SimOutcome:
     """Run once and judge. Raises ``ScenarioError``, ``ConfigError``, ``UnknownMutantError``, ``WorldError``."""
     require_sim(scenario)
-    with rare_collections(), applied(*mutants) if mutants else nullcontext():
+    sizes = other_sizes(seed) if scenario.buggify else nullcontext()
+    with rare_collections(), applied(*mutants) if mutants else nullcontext(), sizes:
         world = World(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress, watcher=watcher)
         started = time.perf_counter()
         run = world.run()

@@ -14,6 +14,7 @@ from assay.faults.workload import HistoryRecorder, WorkloadPlan
 from assay.reference_broker.config import parse_config
 from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.trace.schema import HistoryEvent, Tracer
+from assay.sim.buggify import Whims
 from assay.sim.clients import SimClient
 from assay.sim.disk import DiskProfile, SimDisk
 from assay.sim.guard import deterministic
@@ -90,7 +91,8 @@ class World:
         self.disk = (TroubledDisk if is_troubled else SimDisk)(self.kernel.stream("disk"), profile.disk)
         machine = MachineClock(self.kernel) if kinds & CLOCK_FAULTS else None
         trace = None if tracer is None else tracer(self.kernel)
-        self.node = SimNode(scenario.topology.nodes[0], config, self.disk, self.kernel, trace, machine)
+        whims = Whims(self.kernel.stream("buggify/whims")) if scenario.buggify else None
+        self.node = SimNode(scenario.topology.nodes[0], config, self.disk, self.kernel, trace, machine, whims)
         self.history = HistoryRecorder(self._record, EPOCH_S)
         self.plan = WorkloadPlan(scenario, self.history, seed)
         self.clients = [
@@ -115,6 +117,7 @@ class World:
                 self._play()
             except BrokerDiedError as error:
                 died = str(error)
+        self.node.take_notes()
         return WorldRun(
             events=self.events,
             trace_hash=self.kernel.trace_hash,

@@ -31,9 +31,9 @@ from assay.reference_broker.trace.fault_classes import (
     CUTTING,
     DAMAGING,
     DELAYING,
-    LYING,
     REFUSING,
     UNCERTAIN,
+    Lies,
     destroys,
     timeout_of,
 )
@@ -275,11 +275,9 @@ class Tables:
         self.frames: dict[str, DataFrame] = {"events": events}
         self.frames["events"] = self.stored("events", partial(self.query, EVENTS))
         self.fault_spans = self._pair_faults()
-        lied: set[str] = set()
+        lies = {run_id: Lies() for run_id in headers}
         for span in self.fault_spans:
-            if span.kind in LYING:
-                lied.add(span.run_id)
-            span.classify(headers[span.run_id].contract, lied=span.run_id in lied)
+            span.classify(headers[span.run_id].contract, lied=lies[span.run_id].before(span.kind))
         faults = [msgspec.structs.astuple(span) for span in self.fault_spans]
         self.frames["faults"] = literal_frame(spark, faults, _FAULT_TYPE)
         self.frames["contracts"] = _contracts(spark, headers, self.fault_spans)

@@ -7,7 +7,7 @@ import msgspec
 from assay.conformance.checkers.tables import END_IDX, FaultSpan, Send, Tables
 from assay.reference_broker.trace.fault_classes import CRASHING as CRASHING
 from assay.reference_broker.trace.fault_classes import CUTTING as CUTTING
-from assay.reference_broker.trace.fault_classes import DAMAGING, LYING, destroys, timeout_of
+from assay.reference_broker.trace.fault_classes import DAMAGING, Lies, destroys, timeout_of
 from assay.reference_broker.trace.fault_classes import DELAYING as DELAYING
 from assay.reference_broker.trace.fault_classes import POWER as POWER
 from assay.reference_broker.trace.fault_classes import REFUSING as REFUSING
@@ -68,10 +68,9 @@ def destruction_by(tables: Tables, contract: Contract) -> list[Destruction]:
     Damage of the disk may show at any time, and take what is written beside it later.
     """
     found = []
-    lied = False
+    lies = Lies()
     for span in sorted(tables.faults, key=_began):
-        lied |= span.kind in LYING
-        if destroys(span.kind, contract.acked_means, lied=lied):
+        if destroys(span.kind, contract.acked_means, lied=lies.before(span.kind)):
             found.append(Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx))
     return found
 

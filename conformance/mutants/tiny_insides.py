@@ -96,13 +96,23 @@ TINY: Final[dict[str, dict[str, int]]] = {
 )
 def tiny_insides(patch: Patch) -> None:
     for place, constants in TINY.items():
-        home = importlib.import_module(f"{BROKER}.{place}")
         for name, value in constants.items():
-            usual = getattr(home, name)
-            patch.replace(home, name, value)
-            for module in [*sys.modules.values()]:
-                if usual >= _SMALLEST_UNIQUE and vars(module).get(name) is usual and _is_of_broker(module.__name__):
-                    patch.replace(module, name, value)
+            resize(patch, place, name, value)
+
+
+def usual_size(place: str, name: str) -> int:
+    """What a constant of :data:`TINY` is."""
+    return int(getattr(importlib.import_module(f"{BROKER}.{place}"), name))
+
+
+def resize(patch: Patch, place: str, name: str, value: int) -> None:
+    """Change a constant of :data:`TINY`, also where another module has it by its name."""
+    home = importlib.import_module(f"{BROKER}.{place}")
+    usual = getattr(home, name)
+    patch.replace(home, name, value)
+    for module in [*sys.modules.values()]:
+        if usual >= _SMALLEST_UNIQUE and vars(module).get(name) is usual and _is_of_broker(module.__name__):
+            patch.replace(module, name, value)
 
 
 def _is_of_broker(module: str) -> bool:

@@ -133,6 +133,7 @@ class WorkloadPlan:
 
     def __init__(self, scenario: Scenario, history: HistoryRecorder, seed: int | None = None) -> None:
         self.scenario = scenario
+        self._faults_end_s = scenario.faults_end_s
         self.seed = scenario.seed if seed is None else seed
         self.phase = PlanPhase.IDLE
         self.history = history
@@ -215,7 +216,7 @@ class WorkloadPlan:
         return None
 
     def _faults_end(self) -> float:
-        return self._started_at + self.scenario.faults_end_s
+        return self._started_at + self._faults_end_s
 
     def _may_produce(self, now: float) -> bool:
         return all(client.prepared for client in self.consumers) or now >= self._started_at + SUBSCRIBE_PATIENCE_S

@@ -27,6 +27,7 @@ UNCERTAIN: Final = frozenset({"sync_error", "write_error"})
 """What the broker then refuses may be on the disk all the same, and come back with the next start."""
 REFUSING: Final = UNCERTAIN | {"disk_full"}
 """What a broker refuses to settle then may be settled all the same, once it can be written."""
+_FAILED_SYNC: Final = "sync_error"
 WRONG_CLOCK: Final = frozenset({"clock_rate", "clock_jump"})
 """Timeouts of the broker are not those of who measures them."""
 CLOCK_ERROR: Final = 2
@@ -47,3 +48,21 @@ def destroys(kind: str, acked_means: AckedMeans, *, lied: bool) -> bool:
 def timeout_of(delivery_timeout_s: float, kinds: frozenset[str]) -> float:
     """The shortest time after which a delivery may time out, in a history with faults of these kinds."""
     return delivery_timeout_s / CLOCK_ERROR if kinds & WRONG_CLOCK else delivery_timeout_s
+
+
+class Lies:
+    """Whether syncs may have lied so far: is shown the faults of a history in their order.
+
+    After a sync that failed the system shows what is not on the disk and takes it for written. A broker that is started
+    again then cannot know; one that goes on must not confirm anything.
+    """
+
+    def __init__(self) -> None:
+        self._lied = self._failed = False
+
+    def before(self, kind: str) -> bool:
+        """Whether they may have before a fault of that kind, which comes next."""
+        if kind in LYING or (self._failed and kind in CRASHING - POWER):
+            self._lied = True
+        self._failed |= kind == _FAILED_SYNC
+        return self._lied

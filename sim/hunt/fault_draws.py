@@ -38,6 +38,8 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     needs_restart: bool = False
     """The broker may lawfully refuse its service afterwards until it is started again: such a schedule ends with a
     crash, so that the drain proves something."""
+    shows_without_power: bool = False
+    """What it did to the disk shows once the machine was off: such a schedule ends with a loss of power."""
 
 
 _REVEALING: Final = 4.0
@@ -63,7 +65,7 @@ _ONE_OF_DATA: Final[dict[str, Draw]] = {"files": _DATA, "nth": Whole(1, 60)}
 FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
     FaultKind.POWER_LOSS: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
-    FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_ONE, apart_from=_DOWN),
+    FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_ONE, apart_from=_DOWN, needs_restart=True),
     FaultKind.STOP: FaultDraw(for_s=_DOWN_S, apart_from=_DOWN),
     FaultKind.RESTART_STORM: FaultDraw(for_s=_DOWN_S, parameters={"times": Whole(1, 4)}, apart_from=_DOWN),
     FaultKind.PAUSE: FaultDraw(for_s=Spread(0.005, 3.0), apart_from=_DOWN | {FaultKind.PAUSE}),
@@ -90,19 +92,18 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     ),
     FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=CLIENT_TARGETS),
     FaultKind.DISK_FULL: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}),
-    # A broker whose disk fails may refuse to start.
-    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN),
-    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN, needs_restart=True),
-    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, apart_from=_DOWN, needs_restart=True),
+    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
+    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
+    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, shows_without_power=True),
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(1, 1_000), "jitter_ms": PartOf("latency_ms")}
     ),
     FaultKind.LOST_WRITE: FaultDraw(
-        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, needs_restart=True
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, shows_without_power=True
     ),
     FaultKind.MISDIRECTED_WRITE: FaultDraw(
-        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, needs_restart=True
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, shows_without_power=True
     ),
     FaultKind.BIT_ROT: FaultDraw(
         for_s=None, parameters={"files": _DATA, "times": Whole(1, 10)}, most=1, chance=0.4, needs_restart=True

@@ -37,6 +37,8 @@ _EVERY_KIND: Final = 0.1
 """Chance that no kind is left out."""
 _ENABLED: Final = 0.4
 """Chance of each kind to take part."""
+_BUGGIFIED: Final = 0.3
+"""Chance of insides of drawn sizes, and of orders that are nobody's business."""
 _FILE_FAULTS: Final = 0.15
 """Chance that the file's own faults take part, too."""
 _MOST_FAULTS: Final = 8
@@ -127,6 +129,8 @@ def drawn_blindly(scenario: Scenario, number: int) -> Schedule:
     rng = substream(first, "hunt/schedule")
     options = draw_options(substream(first, "hunt/options"), scenario)
     varied = replace(with_options(scenario, options), seed=first, targets=(), enough={})
+    if substream(first, "hunt/buggify").random() < _BUGGIFIED:
+        varied = replace(varied, buggify=True)
     span_s = lasts_s(varied.workload)
     kinds = _kinds(rng, varied)
     own = [fault for fault in scenario.faults if fault.at_s < span_s] if rng.random() < _FILE_FAULTS else []
@@ -265,14 +269,13 @@ def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:
 
 def _with_faults(scenario: Scenario, faults: list[Fault], span_s: float) -> Scenario:
     """The scenario with these faults, in order of time; where one demands it a restart comes last."""
-    if any(FAULT_DRAWS[fault.kind].needs_restart for fault in faults):
+    rows = [FAULT_DRAWS[fault.kind] for fault in faults]
+    if any(row.needs_restart or row.shows_without_power for row in rows):
+        restart = FaultKind.POWER_LOSS if any(row.shows_without_power for row in rows) else FaultKind.CRASH
         last_s = max(span_s, *(fault.at_s + fault.for_s for fault in faults)) + 0.1
         faults = [
             *faults,
-            *(
-                Fault(at_s=round(last_s, 6), kind=FaultKind.CRASH, for_s=0.05, target=node)
-                for node in scenario.topology.nodes
-            ),
+            *(Fault(at_s=round(last_s, 6), kind=restart, for_s=0.05, target=node) for node in scenario.topology.nodes),
         ]
     faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind))
     simulated = any(why_only_simulated(fault) for fault in faults)

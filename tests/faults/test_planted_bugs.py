@@ -44,6 +44,7 @@ CLEAN = [
     Run(scenario="crash-restart", seed=41),
     Run(scenario="crash-restart", seed=42),
     Run(scenario="flaky-network", seed=43),
+    Run(scenario="bad-disk", seed=45),
     Run(scenario="slow-consumer", seed=44, mutant="queue-retry-waits-longer"),  # unusual, and allowed
 ]
 

@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from assay.conformance.mutants.tiny_insides import TINY, usual_size
 from assay.faults.fault_kinds import Direction, DiskCall, Fault, FaultKind
 from assay.faults.scenario import QueueWorkload, Scenario, ScenarioWorld, Settlement, Topology
 from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.results import Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
+from assay.sim.buggify import other_sizes
 from assay.sim.disk import DiskProfile
 from assay.sim.runner import SimOutcome, simulate
 from assay.sim.world import WorldProfile
@@ -258,6 +260,32 @@ def test_one_seed_is_one_run_in_any_process_with_the_new_faults_too() -> None:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout.strip() == here
+
+
+def test_whims_of_a_run_come_from_its_seed_and_are_lawful() -> None:
+    whimsical = msgspec.structs.replace(SMALL, buggify=True, faults=(Fault(at_s=0.4, kind=FaultKind.CRASH, for_s=0.1),))
+    runs = {seed: simulate(whimsical, seed, profile=PROFILE) for seed in range(1, 9)}
+    assert {outcome.verdict for outcome in runs.values()} == {Verdict.PASS}, [o.findings for o in runs.values()]
+    assert simulate(whimsical, 3, profile=PROFILE).run.trace_hash == runs[3].run.trace_hash
+    usual = [simulate(msgspec.structs.replace(whimsical, buggify=False), seed, profile=PROFILE) for seed in runs]
+    differ = [one.run.trace_hash != other.run.trace_hash for one, other in zip(usual, runs.values(), strict=True)]
+    assert sum(differ) >= 2, "not each of them matters in so short a run"
+
+
+def test_sizes_are_drawn_for_a_run_and_put_back() -> None:
+    def sizes() -> list[int]:
+        return [usual_size(place, name) for place, constants in TINY.items() for name in constants]
+
+    usual = sizes()
+    least = [value for constants in TINY.values() for value in constants.values()]
+    changed = 0
+    for seed in range(20):
+        with other_sizes(seed):
+            drawn = sizes()
+        assert all(low <= size <= most for low, size, most in zip(least, drawn, usual, strict=True))
+        changed += sum(size != most for size, most in zip(drawn, usual, strict=True))
+    assert sizes() == usual
+    assert 0.15 < changed / (20 * len(usual)) < 0.3
 
 
 def test_a_fault_changes_nothing_before_its_time() -> None:
