@@ -67,12 +67,13 @@ def destruction_by(tables: Tables, contract: Contract) -> list[Destruction]:
 
     Damage of the disk may show at any time, and take what is written beside it later.
     """
-    found = []
     lies = Lies()
-    for span in sorted(tables.faults, key=_began):
-        if destroys(span.kind, contract.acked_means, lied=lies.before(span.kind)):
-            found.append(Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx))
-    return found
+    spans = [(span, lies.before(span.kind)) for span in sorted(tables.faults, key=_began)]
+    return [
+        Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx)
+        for span, lied in spans
+        if destroys(span.kind, contract.acked_means, lied=lied)
+    ]
 
 
 def destroyed(tables: Tables, contract: Contract, acknowledged_idx: int, seen_idx: int) -> bool:
