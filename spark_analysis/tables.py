@@ -68,10 +68,11 @@ completed AS (  -- the first completion of an invocation counts
     FROM {events} WHERE f IN ('publish', 'cancel') AND type <> 'invoke' AND idx > op AND op >= 0
     GROUP BY run_id, op
 ),
-cancelled AS (  -- taken back, or perhaps so
-    SELECT i.run_id, i.value, bool_or(coalesce(c.first.type, 'info') <> 'fail') AS is_doubtful,
+cancelled AS (  -- taken back, or perhaps so: what the disk refused at first may be done later
+    SELECT i.run_id, i.value, bool_or(coalesce(c.first.type, 'info') <> 'fail' OR r.refuses IS NOT NULL) AS is_doubtful,
            min(CASE WHEN c.first.type = 'ok' THEN c.first.idx END) AS taken_back
     FROM {events} i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
+    LEFT JOIN {faults} r ON r.run_id = i.run_id AND r.refuses AND r.from_idx < c.first.idx AND r.to_idx > i.idx
     WHERE i.f = 'cancel' AND i.type = 'invoke' GROUP BY i.run_id, i.value
 ),
 published AS (

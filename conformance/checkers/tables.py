@@ -8,8 +8,9 @@ below), ``time_ns`` only measures.
     ``queue, key, producer, seq, inv_idx, inv_ns`` come from the first invocation; ``invocations`` counts them (more
     than one means that the publisher retried). ``status`` is ``ok`` if any completion is ``ok``; else ``info`` if any
     is ``info`` or any invocation has no completion; else ``fail``. ``cpl_idx, cpl_ns`` come from the first ``ok``
-    completion, or are -1. A send that a CANCEL was invoked for, which was not refused, is ``info`` instead of ``ok``:
-    it may be there or not; ``taken_back`` is the ``idx`` of the first CANCEL ``ok``, or -1.
+    completion, or are -1. A send that a CANCEL was invoked for, which was not refused (or by a disk that refused
+    everything: it may be done later), is ``info`` instead of ``ok``: it may be there or not; ``taken_back`` is the
+    ``idx`` of the first CANCEL ``ok``, or -1.
 ``deliveries``
     The DELIVER events of type ``ok``, in order of ``idx``. A delivery is *dead-lettered* when its queue begins with
     ``$dlq/``; the rest of that name is its source queue. All others are *main* deliveries.
@@ -45,6 +46,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from assay.reference_broker.trace.fault_classes import REFUSING
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 replace = msgspec.structs.replace
@@ -442,9 +444,12 @@ class _Builder:
 
     def finish(self) -> None:
         """What holds only once everything was read."""
-        for event in self._cancels.values():
+        for asked, event in self._cancels.items():
             send = self.tables.sends.get(event.value)
-            if send is None or event.type is OpType.FAIL:
+            refused = event.type is OpType.FAIL and not any(
+                span.kind in REFUSING and span.overlaps(asked, event.index) for span in self.tables.faults
+            )
+            if send is None or refused:
                 continue
             if event.type is OpType.OK and (send.taken_back < 0 or event.index < send.taken_back):
                 send.taken_back = event.index

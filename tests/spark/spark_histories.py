@@ -238,12 +238,13 @@ def chaos(seed: int, events: int = 60) -> tuple[HistoryHeader, list[HistoryEvent
     queues = ["a", rng.choice(("b", "$mqtt/b")), "$dlq/a", "$dlq/b"]
     faults = ["crash", "power_loss node", "pause", "partition clients", "reset", "latency 5", ""]
     faults += rng.sample(["bit_rot node", "lying_sync node", "sync_error node", "clock_jump node", "stop", "clog"], 3)
+    plain = rng.random() < 0.5  # nothing but settled queues: what has an order is rare enough there
     made: list[HistoryEvent] = []
     time_ns = 0
     index = rng.randrange(3)
     for _ in range(events):
         time_ns += rng.choice((0, 1_000, 300_000_000, 2_000_000_000))
-        made.append(_random_event(rng, index, time_ns, values, queues, faults, made))
+        made.append(_random_event(rng, index, time_ns, values, queues, faults, made, plain=plain))
         index += rng.choice((1, 1, 1, 4))
     for queue in queues[:2] if rng.random() < 0.8 else []:
         for name in (queue, f"$dlq/{queue}"):
@@ -302,8 +303,10 @@ def _random_event(
     queues: list[str],
     faults: list[str],
     before: list[HistoryEvent],
+    *,
+    plain: bool,
 ) -> HistoryEvent:
-    kind = rng.choice(_KINDS)
+    kind = rng.choice(_KINDS[:-2] if plain else _KINDS)
     value = rng.choice(values)
     producer, _, seq = value.rpartition("-")
     common: dict[str, Any] = {"index": index, "time_ns": time_ns, "f": kind, "process": rng.choice(("c1", "c2", "c3"))}
@@ -317,9 +320,13 @@ def _random_event(
         if completes:
             return HistoryEvent(**common, type=outcome, op=op, value=value)
         home = rng.choice(("a", "a", "a", "b"))
-        key = rng.choice(("", "k"))
-        if rng.random() < 0.1:
-            common["f"] = OpKind.WILL
+        key = "k" if plain else rng.choice(("", "k"))
+        asked: dict[str, Any] = {}
+        if not plain:
+            common["f"] = rng.choices((OpKind.PUBLISH, OpKind.WILL), (9, 1))[0]
+            asked["txn"] = rng.choice(("", "", "t1", "t2"))
+            asked["delay_ns"] = rng.choices((-1, 0, 900_000_000), (8, 1, 1))[0]
+            asked["lane"] = rng.choices((-1, 0, 2), (8, 1, 1))[0]
         return HistoryEvent(
             **common,
             type=OpType.INVOKE,
@@ -328,9 +335,7 @@ def _random_event(
             value=value,
             producer=producer,
             seq=int(seq),
-            txn=rng.choice(("", "", "t1", "t2")),
-            delay_ns=rng.choices((-1, 0, 900_000_000), (8, 1, 1))[0],
-            lane=rng.choices((-1, 0, 2), (8, 1, 1))[0],
+            **asked,
         )
     if kind is OpKind.COMMIT:
         return HistoryEvent(**common, type=OpType.INVOKE, txn=rng.choice(("t1", "t2", "t3")))

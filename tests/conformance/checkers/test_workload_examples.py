@@ -113,9 +113,11 @@ class TestDelays:
         assert history.found() == found
 
     def test_a_refused_cancel_leaves_the_message_owed(self) -> None:
-        for answer, found in ((FAIL, [("A1", "p-0")]), (INFO, []), (OK, [])):
+        for answer, full, found in ((FAIL, "", [("A1", "p-0")]), (FAIL, "disk_full", []), (INFO, "", []), (OK, "", [])):
             history = self.delayed(1.0, 0.1)
             op = history.add("p", OpKind.CANCEL, INVOKE, queue="q", value="p-0")
+            if full:  # what the disk refused may be done once there is room
+                history.fault(full)
             history.add("p", OpKind.CANCEL, answer, op=op, queue="q", value="p-0")
             history.deliver(history.send(1))
             history.settle("p-1")
