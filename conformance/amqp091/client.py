@@ -499,9 +499,9 @@ class Channel:
 
     async def get_soon(self, queue: str, *, no_ack: bool = True) -> Arrival:
         """A message that is, or will soon be, in the queue: nothing says that it is there as soon as it was sent."""
-        deadline = time.monotonic() + self.ctx.remaining_s()
+        soon = self.ctx.soon()
         while (found := await self.get(queue, no_ack=no_ack)) is None:
-            if time.monotonic() > deadline:
+            if not soon():
                 raise self._failed(Rule.AMQP_DELIVERY, f"{self.name}: expected a message in {queue}", "basic.publish")
         return found
 
@@ -513,9 +513,9 @@ class Channel:
 
     async def count_becomes(self, queue: str, wanted: int) -> None:
         """So many messages must be ready soon."""
-        deadline = time.monotonic() + self.ctx.remaining_s()
+        soon = self.ctx.soon()
         while (seen := await self.count(queue)) != wanted:
-            if time.monotonic() > deadline:
+            if not soon():
                 self.ctx.fail(f"{self.name}: expected {wanted} message(s) in {queue}; its count stays {seen}")
 
     async def confirms(self) -> None:

@@ -185,6 +185,13 @@ class AmqpContext(CaseContext):
         for connection in self._amqp:
             connection.close()
 
+    def needs_a_port_of_its_own(self) -> None:
+        """End the case as unsupported where the port also speaks MQTT: what is not AMQP's is taken for that."""
+        if not self.capabilities.get("amqp091_url") and (
+            self.capabilities.get("mqtt311") or self.capabilities.get("mqtt5")
+        ):
+            self.unsupported("its port speaks MQTT as well: bytes that are not those of AMQP may be taken for that")
+
     async def delete_leftovers(self) -> None:
         """Delete what the case declared, whatever became of it."""
         if not self._queues and not self._exchanges:
@@ -249,11 +256,27 @@ class AmqpContext(CaseContext):
         if not await self.knows_argument(name, bad):
             self.unsupported(f"the argument {name} is not known: {bad!r} is taken for it")
 
+    async def queue_with(self, channel: Channel, arguments: Mapping[str, Any], name: str | None = None) -> str:
+        """An exclusive queue with these arguments, which must be understood as a whole; its name.
+
+        A server may know some arguments and refuse others: the case ends as unsupported then.
+        """
+        name = name or self.queue_name()
+        outcome = await channel.outcome("queue.declare", queue=name, exclusive=True, arguments=arguments)
+        if outcome != "ok":
+            self.unsupported(f"a queue with {', '.join(arguments)} is answered by {outcome}")
+        return name
+
+    def soon(self) -> Callable[[], bool]:
+        """Whether there is still time for what is asked for again and again; each wait of that is short."""
+        deadline = time.monotonic() + self.remaining_s()
+        return lambda: time.monotonic() < deadline
+
     async def becomes(self, connection: AmqpConnection, request: str, wanted: str, **fields: Any) -> None:
         """A request, asked again and again on channels of this connection, must soon end so."""
-        deadline = time.monotonic() + self.remaining_s()
+        soon = self.soon()
         while (outcome := await (await connection.channel()).outcome(request, **fields)) != wanted:
-            self.must(time.monotonic() < deadline, f"expected {request} to end with {wanted} soon; seen {outcome}")
+            self.must(soon(), f"expected {request} to end with {wanted} soon; seen {outcome}")
 
     async def all_of(self, channel: Channel, wanted: set[bytes], seen: Iterable[bytes]) -> None:
         """Deliveries must go on until all these messages have come."""

@@ -142,7 +142,7 @@ async def reject_publish(ctx: AmqpContext) -> None:
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-overflow", "assay-nonsense")
-    queue = await channel.queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    queue = await ctx.queue_with(channel, {"x-max-length": 1, "x-overflow": "reject-publish"})
     await channel.confirms()
     channel.publish("", queue, b"first")
     await channel.confirmed()

@@ -112,6 +112,7 @@ async def other_protocol(ctx: AmqpContext) -> None:
 
     HTTP, and eight bytes that differ from a protocol header in one letter.
     """
+    ctx.needs_a_port_of_its_own()
     for data in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"AMQQ\x00\x00\x09\x01"):
         await _gets_a_header(ctx, data)
 
@@ -144,6 +145,7 @@ async def method_first(ctx: AmqpContext) -> None:
 
     The first bytes are a well-formed start-ok.
     """
+    ctx.needs_a_port_of_its_own()
     method = Method("connection.start-ok", mechanism="PLAIN", response=b"\0guest\0guest", locale="en_US")
     await _gets_a_header(ctx, encode_method(0, method))
 
@@ -181,7 +183,16 @@ async def unknown_mechanism(ctx: AmqpContext) -> None:
     ctx.prefer("connection.start-ok.mechanism.validity", outcome_of(event))
 
 
-@amqp_case("connection/bad-credentials-end-it", clauses=("sec.2.2.4.pre-open-error",), limit_s=10.0)
+def _refused(ctx: AmqpContext) -> bytes:
+    return f"\0{ctx.capabilities['refused_username']}\0wrong".encode()
+
+
+@amqp_case(
+    "connection/bad-credentials-end-it",
+    clauses=("sec.2.2.4.pre-open-error",),
+    requires=("refused_username",),
+    limit_s=10.0,
+)
 async def bad_credentials(ctx: AmqpContext) -> None:
     """A wrong password ends the connection, and no Tune comes.
 
@@ -189,7 +200,7 @@ async def bad_credentials(ctx: AmqpContext) -> None:
     """
     connection = await ctx.open_socket()
     await connection.start()
-    connection.start_ok(response=b"\0assay-nobody\0wrong", client_capabilities={})
+    connection.start_ok(response=_refused(ctx), client_capabilities={})
     event = await connection.zero.receive("the end of the connection")
     ctx.allow("sec.2.2.4.pre-open-error", outcome_of(event))
 
@@ -197,7 +208,7 @@ async def bad_credentials(ctx: AmqpContext) -> None:
 @amqp_case(
     "connection/bad-credentials-are-told",
     clauses=("rmq.auth-failure-close",),
-    requires=("authentication_failure_close",),
+    requires=("authentication_failure_close", "refused_username"),
     limit_s=10.0,
 )
 async def bad_credentials_told(ctx: AmqpContext) -> None:
@@ -207,7 +218,7 @@ async def bad_credentials_told(ctx: AmqpContext) -> None:
     """
     connection = await ctx.open_socket()
     await connection.start()
-    connection.start_ok(response=b"\0assay-nobody\0wrong")
+    connection.start_ok(response=_refused(ctx))
     event = await connection.zero.receive("connection.close")
     ctx.allow("rmq.auth-failure-close", outcome_of(event))
 

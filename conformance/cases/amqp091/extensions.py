@@ -24,7 +24,7 @@ async def _dead_letters(ctx: AmqpContext, channel: Channel, **more: Any) -> tupl
     await channel.consume(letters, no_ack=True)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
     arguments |= {name.replace("_", "-"): value for name, value in more.items()}
-    return await channel.queue(arguments=arguments), letters
+    return await ctx.queue_with(channel, arguments), letters
 
 
 def _death(ctx: AmqpContext, event: Arrival, queue: str, reason: str) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ async def message_ttl_zero(ctx: AmqpContext) -> None:
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-message-ttl", -1)
-    queue = await channel.queue(arguments={"x-message-ttl": 0})
+    queue = await ctx.queue_with(channel, {"x-message-ttl": 0})
     channel.publish("", queue, b"nobody waits")
     await channel.count_becomes(queue, 0)
     await channel.consume(queue, no_ack=True)
@@ -125,17 +125,18 @@ async def queue_expires(ctx: AmqpContext) -> None:
     connection = await ctx.client()
     channel = await connection.channel()
     await ctx.needs_argument("x-expires", 0)
-    used = await channel.queue(arguments={"x-expires": 200})
+    used = await ctx.queue_with(channel, {"x-expires": 200})
     await channel.consume(used, no_ack=True)
-    unused = await channel.queue(arguments={"x-expires": 200})
+    unused = await ctx.queue_with(channel, {"x-expires": 200})
     # Asking by Declare would be a use: what the default exchange cannot route comes back.
     asking = await connection.channel()
+    soon = ctx.soon()
     while True:
         asking.publish("", unused, b"there?", mandatory=True)
         await asking.barrier()
         if any(event.name == "basic.return" for event in asking.inbox):
             break
-        ctx.must(ctx.remaining_s() > 0, "expected an unused queue to be deleted after 200 ms; seen it for seconds")
+        ctx.must(soon(), "expected an unused queue to be deleted after 200 ms; seen it for seconds")
     channel.publish("", used, b"still")
     await channel.delivery(b"still")
 
@@ -224,10 +225,11 @@ async def dlx_cycle(ctx: AmqpContext) -> None:
     first, second = ctx.queue_name(), ctx.queue_name()
     for name, other in ((first, second), (second, first)):
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other, "x-message-ttl": _SOON_MS}
-        await channel.queue(name, arguments=arguments)
+        await ctx.queue_with(channel, arguments, name)
     channel.publish("", first, b"round and round")
+    soon = ctx.soon()
     while await channel.count(first) + await channel.count(second):
-        ctx.must(ctx.remaining_s() > 0, "expected a circle of expiries to end; seen the message for seconds")
+        ctx.must(soon(), "expected a circle of expiries to end; seen the message for seconds")
 
 
 @amqp_case("extensions/dead-letters-to-nowhere", clauses=("rmq.dlx.missing-exchange",))
@@ -238,7 +240,7 @@ async def dlx_missing(ctx: AmqpContext) -> None:
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-dead-letter-exchange", 5)
-    queue = await channel.queue(arguments={"x-dead-letter-exchange": ctx.exchange_name()})
+    queue = await ctx.queue_with(channel, {"x-dead-letter-exchange": ctx.exchange_name()})
     channel.publish("", queue, b"x")
     event = await channel.get_soon(queue, no_ack=False)
     channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
@@ -258,7 +260,7 @@ async def max_length(ctx: AmqpContext) -> None:
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-max-length", -1)
-    queue = await channel.queue(arguments={"x-max-length": 3})
+    queue = await ctx.queue_with(channel, {"x-max-length": 3})
     for number in range(5):
         channel.publish("", queue, str(number).encode())
     await channel.count_becomes(queue, 3)
@@ -268,7 +270,7 @@ async def max_length(ctx: AmqpContext) -> None:
         channel.publish("", queue, str(number).encode())
     await channel.count_becomes(queue, 3)
     if await ctx.knows_argument("x-max-length-bytes", -1):
-        queue = await channel.queue(arguments={"x-max-length-bytes": 100})
+        queue = await ctx.queue_with(channel, {"x-max-length-bytes": 100})
         for number in range(4):
             channel.publish("", queue, str(number).encode() * 40)
         await channel.count_becomes(queue, 2)
@@ -284,7 +286,7 @@ async def priorities(ctx: AmqpContext) -> None:
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-max-priority", -1)
-    queue = await channel.queue(arguments={"x-max-priority": 9})
+    queue = await ctx.queue_with(channel, {"x-max-priority": 9})
     for turn in range(2):
         for priority in range(10):
             channel.publish("", queue, f"{priority}.{turn}".encode(), properties={"priority": priority})
@@ -328,7 +330,7 @@ async def single_active(ctx: AmqpContext) -> None:
     connection = await ctx.client()
     channels = [await connection.channel() for _ in range(3)]
     await ctx.needs_argument("x-single-active-consumer", "assay-nonsense")
-    queue = await channels[0].queue(arguments={"x-single-active-consumer": True})
+    queue = await ctx.queue_with(channels[0], {"x-single-active-consumer": True})
     tags = [await channel.consume(queue, no_ack=True) for channel in channels]
     publisher = await connection.channel()
     for active in range(3):

@@ -189,7 +189,7 @@ async def equivalent_arguments(ctx: AmqpContext) -> None:
     connection = await ctx.client()
     channel = await connection.channel()
     await ctx.needs_argument("x-max-length", -1)
-    name = await channel.queue(arguments={"x-max-length": 5})
+    name = await ctx.queue_with(channel, {"x-max-length": 5})
     for arguments in ({"x-max-length": 6}, {}):
         asking = await connection.channel()
         outcome = await asking.outcome("queue.declare", queue=name, exclusive=True, arguments=arguments)

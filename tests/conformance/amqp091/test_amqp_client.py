@@ -203,6 +203,18 @@ def test_what_a_case_declared_is_deleted_behind_it() -> None:
     assert deleted == ["queue.delete", "exchange.delete"]
 
 
+def test_what_is_asked_for_again_and_again_has_an_end() -> None:
+    """Every wait that ends well gives its time back: a loop of short ones went on for a quarter of an hour."""
+
+    async def waits_in_vain(ctx: AmqpContext) -> None:
+        channel = await ctx.channel()
+        await channel.get_soon("q")
+
+    outcome = _judged(lambda *_: None, waits_in_vain)
+    assert outcome.result.verdict is CaseVerdict.FAIL
+    assert outcome.result.duration_ms < 5_000
+
+
 # Probing
 
 
