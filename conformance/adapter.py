@@ -52,7 +52,8 @@ _POLL_S = 0.005
 def broker_config(path: Path | None, port: int) -> BrokerConfig:
     """The configuration of ``path`` (or the defaults) with one listener on ``127.0.0.1:port``; 0 = any free port.
 
-    A WebSocket listener is kept, on a free port of 127.0.0.1. Raises :class:`ConfigError`.
+    It speaks what the first one there that is no WebSocket speaks. A WebSocket listener is kept, on a free port of
+    127.0.0.1. Raises :class:`ConfigError`.
     """
     config = load_config(path) if path is not None else BrokerConfig()
     websockets = [
@@ -60,7 +61,9 @@ def broker_config(path: Path | None, port: int) -> BrokerConfig:
         for listener in config.listeners
         if listener.transport is Transport.WEBSOCKET
     ]
-    return msgspec.structs.replace(config, listeners=(ListenerConfig(port=port), *websockets[:1]))
+    plain = next((each for each in config.listeners if each.transport is Transport.TCP), ListenerConfig())
+    own = ListenerConfig(port=port, protocols=plain.protocols)
+    return msgspec.structs.replace(config, listeners=(own, *websockets[:1]))
 
 
 @contextmanager

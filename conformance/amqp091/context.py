@@ -17,6 +17,8 @@ from assay.conformance.rules import Incident, StepFailureError
 from assay.conformance.targets import Damage, unharmed
 from assay.conformance.wire.amqp091 import CONSTANTS, Arrival, Method, is_hard_error
 
+JUDGED_ON = "reference-amqp091"
+"""The target whose broker is broken to prove these cases."""
 AmqpCaseFunction = Callable[["AmqpContext"], Awaitable[None]]
 
 
@@ -41,6 +43,7 @@ def amqp_case(
         mutant=mutant,
         near_miss=near_miss,
         kills=kills,
+        judged_on=JUDGED_ON,
         together=together,
         limit_s=limit_s,
     )
@@ -187,9 +190,7 @@ class AmqpContext(CaseContext):
 
     def needs_a_port_of_its_own(self) -> None:
         """End the case as unsupported where the port also speaks MQTT: what is not AMQP's is taken for that."""
-        if not self.capabilities.get("amqp091_url") and (
-            self.capabilities.get("mqtt311") or self.capabilities.get("mqtt5")
-        ):
+        if self.capabilities.get("amqp091_shares_its_port"):
             self.unsupported("its port speaks MQTT as well: bytes that are not those of AMQP may be taken for that")
 
     async def delete_leftovers(self) -> None:

@@ -8,6 +8,7 @@ from assay.conformance.amqp091.context import AmqpContext, amqp_case
 
 @amqp_case(
     "basic/requests-are-answered",
+    mutant="amqp-get-ok-counts-nothing",
     clauses=("sync.basic.qos", "sync.basic.consume", "sync.basic.cancel", "sync.basic.get", "grammar.basic"),
 )
 async def requests(ctx: AmqpContext) -> None:
@@ -41,7 +42,7 @@ async def requests(ctx: AmqpContext) -> None:
         await channel.get_soon(queue)
 
 
-@amqp_case("basic/tags-begin-at-one", clauses=("delivery-tag.non-zero",))
+@amqp_case("basic/tags-begin-at-one", mutant="amqp-tags-from-zero", clauses=("delivery-tag.non-zero",))
 async def tags(ctx: AmqpContext) -> None:
     """No delivery tag is zero, and none comes twice on a channel.
 
@@ -59,7 +60,11 @@ async def tags(ctx: AmqpContext) -> None:
     ctx.must(len(set(seen)) == len(seen), f"expected each delivery tag once; seen {seen}")
 
 
-@amqp_case("basic/tags-belong-to-their-channel", clauses=("delivery-tag.channel-local",))
+@amqp_case(
+    "basic/tags-belong-to-their-channel",
+    mutant="amqp-unknown-tags-passed-over",
+    clauses=("delivery-tag.channel-local",),
+)
 async def tags_channel_local(ctx: AmqpContext) -> None:
     """A delivery tag of one channel is unknown on another.
 
@@ -77,7 +82,12 @@ async def tags_channel_local(ctx: AmqpContext) -> None:
         await channel.get_soon(queue)
 
 
-@amqp_case("basic/redelivered-says-so", clauses=("redelivered.implementation", "basic.10"), level="SHOULD")
+@amqp_case(
+    "basic/redelivered-says-so",
+    mutant="amqp-always-redelivered",
+    clauses=("redelivered.implementation", "basic.10"),
+    level="SHOULD",
+)
 async def redelivered(ctx: AmqpContext) -> None:
     """What was delivered and not acknowledged comes again, with redelivered set, to a client that is back.
 
@@ -104,7 +114,9 @@ async def redelivered(ctx: AmqpContext) -> None:
         ctx.should(event["redelivered"], f"{body!r} comes again without the redelivered flag")
 
 
-@amqp_case("basic/acknowledged-is-gone", clauses=("basic.10", "sec.3.1.4.single-delivery"))
+@amqp_case(
+    "basic/acknowledged-is-gone", mutant="amqp-multiple-stops-short", clauses=("basic.10", "sec.3.1.4.single-delivery")
+)
 async def acknowledged(ctx: AmqpContext) -> None:
     """What was acknowledged, one by one or several at once, does not come again; the rest does.
 
@@ -128,7 +140,11 @@ async def acknowledged(ctx: AmqpContext) -> None:
     await ctx.all_of(again, {b"4", b"5"}, bodies)
 
 
-@amqp_case("basic/ack-of-tag-0-means-all", clauses=("delivery-tag.non-zero", "basic.10"))
+@amqp_case(
+    "basic/ack-of-tag-0-means-all",
+    mutant="amqp-unknown-tags-passed-over",
+    clauses=("delivery-tag.non-zero", "basic.10"),
+)
 async def ack_all(ctx: AmqpContext) -> None:
     """Tag 0 with multiple acknowledges everything that was delivered on the channel.
 
@@ -146,7 +162,9 @@ async def ack_all(ctx: AmqpContext) -> None:
     ctx.allow("basic.ack.multiple.exists", await channel.outcome_of())
 
 
-@amqp_case("basic/without-acknowledgements-it-is-gone", clauses=("basic.09", "sec.3.1.8.auto-ack"))
+@amqp_case(
+    "basic/without-acknowledgements-it-is-gone", mutant="amqp-no-ack-kept", clauses=("basic.09", "sec.3.1.8.auto-ack")
+)
 async def no_ack(ctx: AmqpContext) -> None:
     """Deliveries to a consumer without acknowledgements, and Gets without them, are gone from the queue.
 
@@ -167,7 +185,9 @@ async def no_ack(ctx: AmqpContext) -> None:
     ctx.must(event.body == b"marker", f"expected nothing to come again; seen {event.body!r}")
 
 
-@amqp_case("basic/unknown-tags-are-refused", clauses=("basic.ack.multiple.exists",))
+@amqp_case(
+    "basic/unknown-tags-are-refused", mutant="amqp-unknown-tags-passed-over", clauses=("basic.ack.multiple.exists",)
+)
 async def unknown_tags(ctx: AmqpContext) -> None:
     """Acknowledging what was not delivered, was acknowledged before, or needs none, ends the channel with 406.
 
@@ -189,7 +209,9 @@ async def unknown_tags(ctx: AmqpContext) -> None:
         ctx.allow("basic.ack.multiple.exists", await channel.outcome_of())
 
 
-@amqp_case("basic/reject-returns-or-drops", clauses=("basic.reject.02", "basic.reject.01"))
+@amqp_case(
+    "basic/reject-returns-or-drops", mutant="amqp-requeue-ignored", clauses=("basic.reject.02", "basic.reject.01")
+)
 async def reject(ctx: AmqpContext) -> None:
     """A rejected message is available again with requeue, and gone without.
 
@@ -264,6 +286,7 @@ async def nack_elsewhere(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "basic/nack-takes-several",
+    mutant="amqp-nack-always-requeues",
     clauses=("rmq.basic.nack.multiple", "basic.nack.02", "basic.nack.01"),
     requires=("basic_nack",),
 )
@@ -288,7 +311,12 @@ async def nack(ctx: AmqpContext) -> None:
     ctx.allow("rmq.basic.nack.multiple", await channel.outcome_of())
 
 
-@amqp_case("basic/nack-of-unknown-tags", clauses=("basic.nack.multiple.exists",), requires=("basic_nack",))
+@amqp_case(
+    "basic/nack-of-unknown-tags",
+    mutant="amqp-unknown-tags-passed-over",
+    clauses=("basic.nack.multiple.exists",),
+    requires=("basic_nack",),
+)
 async def nack_unknown(ctx: AmqpContext) -> None:
     """Nacking what was not delivered, or was nacked before, ends the channel with 406.
 
@@ -310,7 +338,12 @@ async def nack_unknown(ctx: AmqpContext) -> None:
 # Recover
 
 
-@amqp_case("basic/recover-returns-all", clauses=("basic.recover.01", "rmq.recover.requeue-true"))
+@amqp_case(
+    "basic/recover-returns-all",
+    mutant="amqp-recover-forgets",
+    kills=("amqp-never-redelivered",),
+    clauses=("basic.recover.01", "rmq.recover.requeue-true"),
+)
 async def recover(ctx: AmqpContext) -> None:
     """Recover with requeue returns all that was not acknowledged, also what was got, with redelivered set.
 
@@ -333,7 +366,7 @@ async def recover(ctx: AmqpContext) -> None:
         ctx.must(event["redelivered"], "expected a recovered Get with the redelivered flag; seen it without")
 
 
-@amqp_case("basic/recover-async-returns-all", clauses=("basic.recover-async.01",))
+@amqp_case("basic/recover-async-returns-all", mutant="amqp-never-redelivered", clauses=("basic.recover-async.01",))
 async def recover_async(ctx: AmqpContext) -> None:
     """What comes again after Recover-Async has redelivered set.
 
@@ -397,7 +430,11 @@ async def _window(ctx: AmqpContext, channel: Channel, queue: str, wanted: int) -
         ctx.must(not more, f"expected one delivery for one acknowledgement; seen {1 + more}")
 
 
-@amqp_case("basic/prefetch-count-is-kept", clauses=("basic.qos.prefetch-count.01", "sec.4.6.sync-effects"))
+@amqp_case(
+    "basic/prefetch-count-is-kept",
+    mutant="amqp-prefetch-ignored",
+    clauses=("basic.qos.prefetch-count.01", "sec.4.6.sync-effects"),
+)
 async def prefetch(ctx: AmqpContext) -> None:
     """No more deliveries are unacknowledged than the prefetch count allows.
 
@@ -436,7 +473,12 @@ async def prefetch_size(ctx: AmqpContext) -> None:
             await channel.delivery()
 
 
-@amqp_case("basic/prefetch-per-consumer-and-shared", clauses=("rmq.qos.global",), requires=("per_consumer_qos",))
+@amqp_case(
+    "basic/prefetch-per-consumer-and-shared",
+    mutant="amqp-shared-prefetch-off-by-one",
+    clauses=("rmq.qos.global",),
+    requires=("per_consumer_qos",),
+)
 async def qos_global(ctx: AmqpContext) -> None:
     """A prefetch without global counts for each new consumer, with global for all of the channel together.
 
@@ -511,7 +553,9 @@ async def many_consumers(ctx: AmqpContext) -> None:
     ctx.must(not channel.inbox, "expected each message once; seen more deliveries")
 
 
-@amqp_case("basic/consumer-tags-are-used-once", clauses=("basic.consume.consumer-tag.01",))
+@amqp_case(
+    "basic/consumer-tags-are-used-once", mutant="amqp-consumer-tags-twice", clauses=("basic.consume.consumer-tag.01",)
+)
 async def tag_twice(ctx: AmqpContext) -> None:
     """A consumer tag that is in use on the channel is refused.
 
@@ -547,7 +591,11 @@ async def tag_channel_local(ctx: AmqpContext) -> None:
         ctx.must(tags == {"same", "only the first"}, f"expected both consumers to go on; seen {tags}")
 
 
-@amqp_case("basic/exclusive-consumers-need-a-free-queue", clauses=("basic.consume.exclusive.01",))
+@amqp_case(
+    "basic/exclusive-consumers-need-a-free-queue",
+    mutant="amqp-consumers-never-exclusive",
+    clauses=("basic.consume.exclusive.01",),
+)
 async def exclusive_consumer(ctx: AmqpContext) -> None:
     """Exclusive consumption is refused while there are consumers, and keeps others out while it lasts.
 
@@ -585,7 +633,7 @@ async def cancel_without_queue(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("basic/nothing-after-cancel-ok", clauses=("sec.4.6.sync-effects",))
+@amqp_case("basic/nothing-after-cancel-ok", mutant="amqp-cancelled-consumes-on", clauses=("sec.4.6.sync-effects",))
 async def nothing_after_cancel(ctx: AmqpContext) -> None:
     """No delivery comes before Consume-Ok and none after Cancel-Ok.
 
@@ -616,6 +664,8 @@ async def nothing_after_cancel(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "basic/consumers-learn-that-their-queue-is-gone",
+    mutant="amqp-nobody-told-of-ended-queues",
+    kills=("amqp-everybody-told-of-ended-queues",),
     clauses=("rmq.consumer-cancel-notify",),
     requires=("consumer_cancel_notify",),
 )

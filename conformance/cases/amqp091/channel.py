@@ -67,7 +67,9 @@ async def unopened(ctx: AmqpContext) -> None:
         ctx.allow("sec.4.2.3.unopened-channel", outcome)
 
 
-@amqp_case("channel/numbers-end-at-the-maximum", clauses=("sec.4.2.3.channel-above-max",))
+@amqp_case(
+    "channel/numbers-end-at-the-maximum", mutant="amqp-any-channel-number", clauses=("sec.4.2.3.channel-above-max",)
+)
 async def above_maximum(ctx: AmqpContext) -> None:
     """A channel above the agreed maximum is not opened.
 
@@ -94,7 +96,11 @@ async def flow_on(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("channel/flow-off-is-honoured-or-refused", clauses=("channel.flow.initial-state", "rmq.flow.active-false"))
+@amqp_case(
+    "channel/flow-off-is-honoured-or-refused",
+    mutant="amqp-flow-answered-and-ignored",
+    clauses=("channel.flow.initial-state", "rmq.flow.active-false"),
+)
 async def flow_off(ctx: AmqpContext) -> None:
     """channel.flow that stops deliveries is honoured, or refused.
 
@@ -144,7 +150,9 @@ async def soft_error(ctx: AmqpContext) -> None:
         await (await connection.channel()).barrier()
 
 
-@amqp_case("channel/after-its-close-nothing-counts", clauses=("channel.close.stability",))
+@amqp_case(
+    "channel/after-its-close-nothing-counts", mutant="amqp-closing-channels-serve", clauses=("channel.close.stability",)
+)
 async def close_stability(ctx: AmqpContext) -> None:
     """A server that has closed a channel looks at nothing but Close and Close-Ok on it.
 
@@ -215,7 +223,12 @@ async def opened_too_early(ctx: AmqpContext) -> None:
     ctx.allow("sec.4.2.3.unopened-channel", outcome, "ok")
 
 
-@amqp_case("channel/its-close-brings-back-what-was-not-acknowledged", clauses=("sec.4.5.channel-close-requeue",))
+@amqp_case(
+    "channel/its-close-brings-back-what-was-not-acknowledged",
+    mutant="amqp-close-holds-messages",
+    kills=("amqp-never-redelivered",),
+    clauses=("sec.4.5.channel-close-requeue",),
+)
 async def close_requeues(ctx: AmqpContext) -> None:
     """When a channel is closed, what it has not acknowledged is ready again, in its order, marked as redelivered.
 

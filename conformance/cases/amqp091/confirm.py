@@ -27,6 +27,7 @@ async def select(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "confirm/every-publish-gets-one",
+    mutant="amqp-unroutable-not-confirmed",
     clauses=("confirm.all-messages-acknowledged", "rmq.confirm.select"),
     requires=_CONFIRMS,
 )
@@ -47,7 +48,12 @@ async def all_confirmed(ctx: AmqpContext) -> None:
     ctx.must(not channel.inbox, "expected one confirm for each publish; seen more")
 
 
-@amqp_case("confirm/counts-from-its-select", clauses=("rmq.confirm.select",), requires=_CONFIRMS)
+@amqp_case(
+    "confirm/counts-from-its-select",
+    mutant="amqp-confirms-count-all",
+    clauses=("rmq.confirm.select",),
+    requires=_CONFIRMS,
+)
 async def counts_from_select(ctx: AmqpContext) -> None:
     """Tags count from the first publish after confirm.select, whatever was published before.
 
@@ -67,6 +73,7 @@ async def counts_from_select(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "confirm/returned-before-it-is-confirmed",
+    mutant="amqp-mandatory-ignored",
     clauses=("confirm.unroutable-messages", "rmq.confirm.unroutable-order"),
     requires=_CONFIRMS,
 )
@@ -94,7 +101,12 @@ async def return_first(ctx: AmqpContext) -> None:
     ctx.must(returned == {2, 4, 6, 8, 10}, f"expected the messages without a queue to come back; seen {returned}")
 
 
-@amqp_case("confirm/excludes-transactions", clauses=("rmq.confirm.tx-exclusive",), requires=_CONFIRMS)
+@amqp_case(
+    "confirm/excludes-transactions",
+    mutant="amqp-confirms-and-transactions",
+    clauses=("rmq.confirm.tx-exclusive",),
+    requires=_CONFIRMS,
+)
 async def excludes_tx(ctx: AmqpContext) -> None:
     """Confirms and transactions exclude each other on a channel, in either order.
 

@@ -355,7 +355,9 @@ async def vhosts_apart(ctx: AmqpContext) -> None:
         ctx.must(outcome == "channel 404", f"expected no {name} of another virtual host; seen {outcome}")
 
 
-@amqp_case("connection/opens-once", clauses=("sec.3.1.2.vhost-single", "grammar.connection"))
+@amqp_case(
+    "connection/opens-once", mutant="amqp-opened-twice", clauses=("sec.3.1.2.vhost-single", "grammar.connection")
+)
 async def opens_once(ctx: AmqpContext) -> None:
     """A second Open costs the connection.
 

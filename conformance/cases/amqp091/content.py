@@ -31,7 +31,12 @@ _PROPERTIES: dict[str, Any] = {
 """All that any client may set to anything; user-id is checked by some servers, and reserved is not used."""
 
 
-@amqp_case("content/bodies-of-any-size", clauses=("sec.3.1.1.body-unmodified",), limit_s=10.0)
+@amqp_case(
+    "content/bodies-of-any-size",
+    mutant="amqp-empty-content-waits",
+    clauses=("sec.3.1.1.body-unmodified",),
+    limit_s=10.0,
+)
 async def bodies(ctx: AmqpContext) -> None:
     """A body comes out as it went in, whatever its size.
 
@@ -67,7 +72,11 @@ async def server_frame_max(ctx: AmqpContext) -> None:
     ctx.must(largest <= FRAME_MIN_BYTES, f"expected frames of at most {FRAME_MIN_BYTES} bytes; seen {largest}")
 
 
-@amqp_case("content/any-split-is-taken", clauses=("sec.4.2.6.2.split-body", "sec.4.2.6.header-zero-size"))
+@amqp_case(
+    "content/any-split-is-taken",
+    mutant="amqp-empty-content-waits",
+    clauses=("sec.4.2.6.2.split-body", "sec.4.2.6.header-zero-size"),
+)
 async def split(ctx: AmqpContext) -> None:
     """A body may come in frames of any size, also of one byte and empty ones.
 

@@ -160,7 +160,11 @@ async def default_exchange(ctx: AmqpContext) -> None:
         ctx.must(await channel.get(first) is None, "expected one message; seen a second")
 
 
-@amqp_case("exchange/the-nameless-one-is-not-touched", clauses=("exchange.default-access",))
+@amqp_case(
+    "exchange/the-nameless-one-is-not-touched",
+    mutant="amqp-default-exchange-declared",
+    clauses=("exchange.default-access",),
+)
 async def default_access(ctx: AmqpContext) -> None:
     """The nameless exchange can be neither declared nor deleted.
 
@@ -197,7 +201,9 @@ async def minimum(ctx: AmqpContext) -> None:
         await channel.delivery(str(number).encode())
 
 
-@amqp_case("exchange/reserved-names", clauses=("exchange.declare.exchange.reserved",))
+@amqp_case(
+    "exchange/reserved-names", mutant="amqp-reserved-names-taken", clauses=("exchange.declare.exchange.reserved",)
+)
 async def reserved(ctx: AmqpContext) -> None:
     """A new exchange whose name begins with amq. is refused; one that exists may be declared again.
 
@@ -227,7 +233,7 @@ async def odd_names(ctx: AmqpContext) -> None:
         await channel.get_soon(queue)
 
 
-@amqp_case("exchange/keeps-its-type", clauses=("exchange.declare.type.typed",))
+@amqp_case("exchange/keeps-its-type", mutant="amqp-exchange-types-change", clauses=("exchange.declare.type.typed",))
 async def keeps_type(ctx: AmqpContext) -> None:
     """Declaring an exchange again with another type is refused.
 
@@ -271,7 +277,9 @@ async def passive(ctx: AmqpContext) -> None:
         ctx.allow("exchange.declare.passive.not-found", outcome)
 
 
-@amqp_case("exchange/declared-again", clauses=("exchange.declare.passive.equivalent",))
+@amqp_case(
+    "exchange/declared-again", mutant="amqp-exchange-types-change", clauses=("exchange.declare.passive.equivalent",)
+)
 async def equivalent(ctx: AmqpContext) -> None:
     """An exchange declared again as it is, is there; with another durability it is refused.
 
@@ -350,7 +358,7 @@ async def delete_missing(ctx: AmqpContext) -> None:
     ctx.prefer("exchange.delete.exchange.exists", outcome)
 
 
-@amqp_case("exchange/if-unused", clauses=("exchange.delete.if-unused.in-use",))
+@amqp_case("exchange/if-unused", mutant="amqp-used-exchanges-deleted", clauses=("exchange.delete.if-unused.in-use",))
 async def if_unused(ctx: AmqpContext) -> None:
     """With if-unused, an exchange that has a binding is not deleted, and one that has none is.
 
@@ -416,7 +424,12 @@ said, so that patterns about it alone are left out."""
 _KEYS = ("a", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", "stock.nasdaq", "a.x.b")
 
 
-@amqp_case("exchange/topic-patterns", clauses=("sec.3.1.3.3.topic-match",))
+@amqp_case(
+    "exchange/topic-patterns",
+    mutant="amqp-topic-star-is-no-word",
+    kills=("amqp-topic-hash-needs-a-word",),
+    clauses=("sec.3.1.3.3.topic-match",),
+)
 async def topic(ctx: AmqpContext) -> None:
     """A topic exchange matches words: * is one, # any number of them.
 
@@ -625,22 +638,27 @@ async def bind(ctx: AmqpContext) -> None:
         ctx.must(event.body == b"marker", f"expected nothing to pass after unbind; seen {event.body!r}")
 
 
-@amqp_case("exchange/bound-in-a-circle", clauses=("exchange.bind.cyclical",), requires=_E2E)
+@amqp_case(
+    "exchange/bound-in-a-circle",
+    mutant="amqp-bindings-end-after-one-step",
+    clauses=("exchange.bind.cyclical",),
+    requires=_E2E,
+)
 async def cyclical(ctx: AmqpContext) -> None:
     """Exchanges may be bound in a circle and to themselves; a queue gets a message once.
 
-    Two exchanges bound to each other, one also to itself.
+    Three exchanges in a circle, one bound also to itself; the queue is two steps away from where the message begins.
     """
     channel = await ctx.channel()
-    first, second = await channel.exchange("fanout"), await channel.exchange("fanout")
+    first, second, third = [await channel.exchange("fanout") for _ in range(3)]
     queue = await channel.queue()
-    await channel.bind(queue, second)
+    await channel.bind(queue, third)
     with ctx.own_point():
-        for source, destination in ((first, second), (second, first), (first, first)):
+        for source, destination in ((first, second), (second, third), (third, first), (first, first)):
             await channel.call("exchange.bind", source=source, destination=destination)
     await channel.consume(queue, no_ack=True)
     channel.publish(first, "", b"once")
-    channel.publish(second, "", b"marker")
+    channel.publish(third, "", b"marker")
     found = [event.body for event in await channel.delivered_until(b"marker")]
     ctx.must(found == [b"once"], f"expected the message once; seen {found}")
 

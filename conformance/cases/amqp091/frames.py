@@ -253,7 +253,11 @@ async def content_out_of_place(ctx: AmqpContext) -> None:
     )
 
 
-@amqp_case("frames/methods-within-content", clauses=("sec.4.2.6.interleave", "sec.4.2.6.abort"))
+@amqp_case(
+    "frames/methods-within-content",
+    near_miss="amqp-content-given-up",
+    clauses=("sec.4.2.6.interleave", "sec.4.2.6.abort"),
+)
 async def method_within_content(ctx: AmqpContext) -> None:
     """A method of the same channel within a content is an error, or gives the content up.
 
@@ -276,7 +280,11 @@ async def method_within_content(ctx: AmqpContext) -> None:
     ctx.must(event.body == b"marker", f"expected no message that was not whole; seen {event.body!r}")
 
 
-@amqp_case("frames/bodies-larger-than-announced", clauses=("sec.4.2.6.body-overflow", "sec.4.2.6.header-zero-size"))
+@amqp_case(
+    "frames/bodies-larger-than-announced",
+    mutant="amqp-bodies-cut",
+    clauses=("sec.4.2.6.body-overflow", "sec.4.2.6.header-zero-size"),
+)
 async def body_overflow(ctx: AmqpContext) -> None:
     """Bodies larger in sum than announced cost the connection, and no such message comes.
 

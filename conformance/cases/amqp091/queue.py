@@ -95,7 +95,7 @@ async def server_named(ctx: AmqpContext) -> None:
         await channel.get_soon("")
 
 
-@amqp_case("queue/reserved-names", clauses=("queue.declare.queue.reserved",))
+@amqp_case("queue/reserved-names", mutant="amqp-reserved-names-taken", clauses=("queue.declare.queue.reserved",))
 async def reserved(ctx: AmqpContext) -> None:
     """A new queue whose name begins with amq. is refused.
 
@@ -248,7 +248,11 @@ _ATTEMPTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@amqp_case("queue/exclusive-to-its-connection", clauses=("queue.declare.exclusive.exclusive", "rmq.exclusive.scope"))
+@amqp_case(
+    "queue/exclusive-to-its-connection",
+    mutant="amqp-strangers-use-exclusive-queues",
+    clauses=("queue.declare.exclusive.exclusive", "rmq.exclusive.scope"),
+)
 async def exclusive(ctx: AmqpContext) -> None:
     """A queue that is exclusive to one connection is refused to another with 405.
 

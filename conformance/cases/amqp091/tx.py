@@ -28,7 +28,11 @@ async def requests(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("tx/commit-needs-a-select", clauses=("tx.commit.transacted", "tx.rollback.transacted"))
+@amqp_case(
+    "tx/commit-needs-a-select",
+    mutant="amqp-commit-without-select",
+    clauses=("tx.commit.transacted", "tx.rollback.transacted"),
+)
 async def needs_select(ctx: AmqpContext) -> None:
     """Commit and Rollback on a channel without transactions end it with 406.
 
@@ -40,7 +44,7 @@ async def needs_select(ctx: AmqpContext) -> None:
         ctx.allow(f"{name}.transacted", await channel.outcome(name))
 
 
-@amqp_case("tx/publishes-wait-for-commit", clauses=("rmq.tx.semantics",))
+@amqp_case("tx/publishes-wait-for-commit", mutant="amqp-publishes-do-not-wait", clauses=("rmq.tx.semantics",))
 async def publishes(ctx: AmqpContext) -> None:
     """What was published in a transaction is in its queue after Commit, and not before.
 
@@ -58,7 +62,7 @@ async def publishes(ctx: AmqpContext) -> None:
     ctx.must(seen == [b"0", b"1", b"2"], f"expected the order of publishing; seen {seen}")
 
 
-@amqp_case("tx/rollback-forgets-publishes", clauses=("rmq.tx.semantics",))
+@amqp_case("tx/rollback-forgets-publishes", mutant="amqp-publishes-do-not-wait", clauses=("rmq.tx.semantics",))
 async def rollback(ctx: AmqpContext) -> None:
     """What was published before a Rollback never comes.
 
@@ -74,7 +78,12 @@ async def rollback(ctx: AmqpContext) -> None:
     ctx.must(event.body == b"kept", f"expected nothing of what was rolled back; seen {event.body!r}")
 
 
-@amqp_case("tx/acknowledgements-wait-for-commit", clauses=("rmq.tx.semantics",))
+@amqp_case(
+    "tx/acknowledgements-wait-for-commit",
+    mutant="amqp-commit-forgets-acknowledgements",
+    kills=("amqp-rollback-keeps-acknowledgements",),
+    clauses=("rmq.tx.semantics",),
+)
 async def acknowledgements(ctx: AmqpContext) -> None:
     """An acknowledgement counts with Commit; what was rolled back is still unacknowledged.
 
@@ -100,7 +109,9 @@ async def acknowledgements(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "tx/uncommitted-acknowledgements-do-not-count", clauses=("rmq.tx.semantics", "sec.4.5.channel-close-requeue")
+    "tx/uncommitted-acknowledgements-do-not-count",
+    mutant="amqp-publishes-do-not-wait",
+    clauses=("rmq.tx.semantics", "sec.4.5.channel-close-requeue"),
 )
 async def uncommitted(ctx: AmqpContext) -> None:
     """When a channel ends in the middle of a transaction, its acknowledgements and publishes do not count.
@@ -122,7 +133,9 @@ async def uncommitted(ctx: AmqpContext) -> None:
     ctx.must(await again.get(queue) is None, "expected nothing of what was not committed; seen a message")
 
 
-@amqp_case("tx/unknown-tags-fail-at-once", clauses=("basic.ack.multiple.exists",))
+@amqp_case(
+    "tx/unknown-tags-fail-at-once", mutant="amqp-unknown-tags-passed-over", clauses=("basic.ack.multiple.exists",)
+)
 async def unknown_tag(ctx: AmqpContext) -> None:
     """An unknown delivery tag ends the channel at once, and not only with Commit.
 
@@ -157,7 +170,11 @@ async def recover_in_between(ctx: AmqpContext) -> None:
     ctx.must(found.body == b"precious", f"expected the message; seen {found.body!r}")
 
 
-@amqp_case("tx/rejections-wait-for-commit", clauses=("rmq.tx.semantics", "basic.reject.02"))
+@amqp_case(
+    "tx/rejections-wait-for-commit",
+    mutant="amqp-acknowledgements-do-not-wait",
+    clauses=("rmq.tx.semantics", "basic.reject.02"),
+)
 async def rejections(ctx: AmqpContext) -> None:
     """A rejection without requeue that is rolled back drops nothing.
 

@@ -1,0 +1,332 @@
+"""Bugs of the reference broker's AMQP 0.9.1, and near misses: channels, queues, exchanges, content, settlement."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.amqp091.channel import Channel
+from assay.reference_broker.amqp091.connection import AmqpConnection
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.topology import virtual_host
+from assay.reference_broker.amqp091.topology.tables import TopicTable
+from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+
+_REWRITES: dict[str, tuple[str, type | ModuleType, str, str, str]] = {
+    # Settlement
+    "amqp-unknown-tags-passed-over": (
+        "an acknowledgement of a tag that nobody has is passed over",
+        Consuming,
+        "_taken",
+        "if found is None:\n            raise self._unknown(tag)",
+        "if found is None:\n            return []",
+    ),
+    "amqp-tags-from-zero": (
+        "delivery tags begin at zero",
+        Consuming,
+        "__init__",
+        "self._next_tag = 1",
+        "self._next_tag = 0",
+    ),
+    "amqp-multiple-stops-short": (
+        "an acknowledgement of several leaves the last one out",
+        Consuming,
+        "_taken",
+        "if each > tag:",
+        "if each >= tag and taken:",
+    ),
+    "amqp-never-redelivered": (
+        "nothing is ever marked as redelivered",
+        Consuming,
+        "_deliver",
+        "repeated = delivery.redelivered or delivery.delivery_count > 1",
+        "repeated = False",
+    ),
+    "amqp-always-redelivered": (
+        "everything is marked as redelivered",
+        Consuming,
+        "_deliver",
+        "repeated = delivery.redelivered or delivery.delivery_count > 1",
+        "repeated = True",
+    ),
+    "amqp-no-ack-kept": (
+        "what needs no acknowledgement waits for one",
+        Consuming,
+        "_deliver",
+        "if consumer.no_ack:",
+        "if consumer.no_ack and not consumer.tag:",
+    ),
+    "amqp-requeue-ignored": (
+        "a rejected message is dropped though it should be available again",
+        Consuming,
+        "reject",
+        "Outcome.FAIL if requeue else Outcome.REJECT",
+        "Outcome.REJECT",
+    ),
+    "amqp-nack-always-requeues": (
+        "a nacked message is available again though it should be dropped",
+        Consuming,
+        "nack",
+        "Outcome.FAIL if requeue else Outcome.REJECT",
+        "Outcome.FAIL",
+    ),
+    "amqp-recover-forgets": (
+        "recover answers and returns nothing",
+        Consuming,
+        "recover_async",
+        "taken, self._unsettled = list(self._unsettled.items()), {}",
+        "taken = []",
+    ),
+    # Prefetch and consumers
+    "amqp-prefetch-ignored": (
+        "a prefetch of consumers is not looked at",
+        Consuming,
+        "consume",
+        "prefetch=0 if no_ack else self._prefetch",
+        "prefetch=0",
+    ),
+    "amqp-shared-prefetch-off-by-one": (
+        "a shared prefetch lets one more delivery through",
+        Consuming,
+        "_has_room",
+        "len(self._unsettled) >= limit",
+        "len(self._unsettled) > limit",
+    ),
+    "amqp-consumer-tags-twice": (
+        "a consumer tag may be used twice",
+        Consuming,
+        "consume",
+        "if tag in self._consumers:",
+        "if not tag and tag in self._consumers:",
+    ),
+    "amqp-consumers-never-exclusive": (
+        "exclusive consumption keeps nobody out",
+        Consuming,
+        "consume",
+        "if use.is_exclusive or (exclusive and use.consumers):",
+        "if False:",
+    ),
+    "amqp-cancelled-consumes-on": (
+        "a cancelled consumer gets messages all the same",
+        Consuming,
+        "cancel",
+        "self._leave(consumer, now)",
+        "pass",
+    ),
+    "amqp-everybody-told-of-ended-queues": (
+        "a client is told that its queue is gone though it has not announced that it understands",
+        Consuming,
+        "queue_ended",
+        'if channel.is_open and "consumer_cancel_notify" in channel.connection.capabilities:',
+        "if channel.is_open:",
+    ),
+    "amqp-nobody-told-of-ended-queues": (
+        "no client is told that its queue is gone",
+        Consuming,
+        "queue_ended",
+        'if channel.is_open and "consumer_cancel_notify" in channel.connection.capabilities:',
+        "if False:",
+    ),
+    "amqp-flow-answered-and-ignored": (
+        "a client that stops deliveries gets its answer, and deliveries",
+        Consuming,
+        "flow",
+        "self._is_active = active",
+        "self._is_active = True",
+    ),
+    # Publishing, confirms, transactions
+    "amqp-mandatory-ignored": (
+        "what reaches no queue never comes back",
+        Publishing,
+        "publish",
+        "if mandatory:",
+        "if False:",
+    ),
+    "amqp-confirms-and-transactions": (
+        "a channel may have confirms and transactions",
+        Publishing,
+        "select_confirms",
+        "if self._transaction is not None:",
+        "if False:",
+    ),
+    "amqp-confirms-count-all": (
+        "tags of confirms count what was published before as well",
+        Publishing,
+        "publish",
+        "tag = 0\n    if self._confirms:",
+        "tag = 0\n    if not self._confirms:\n        self._next_tag += 1\n    if self._confirms:",
+    ),
+    "amqp-unroutable-not-confirmed": (
+        "what reaches no queue is not confirmed",
+        Publishing,
+        "publish",
+        "if tag:\n            self._answer(tag, failed=False)",
+        "if tag and mandatory:\n            self._answer(tag, failed=False)",
+    ),
+    "amqp-publishes-do-not-wait": (
+        "what is published in a transaction is in its queue at once",
+        Publishing,
+        "publish",
+        "if transaction is not None:",
+        "if False:",
+    ),
+    "amqp-acknowledgements-do-not-wait": (
+        "what is acknowledged in a transaction counts at once",
+        Consuming,
+        "_settle",
+        "if publishing.transaction is not None:",
+        "if False:",
+    ),
+    "amqp-commit-forgets-acknowledgements": (
+        "a commit carries out no acknowledgement",
+        Publishing,
+        "commit",
+        "for settlement in transaction.settlements:",
+        "for settlement in ():",
+    ),
+    "amqp-rollback-keeps-acknowledgements": (
+        "what was acknowledged and rolled back cannot be acknowledged again",
+        Publishing,
+        "rollback",
+        "self._channel.consuming.take_back(transaction.settlements)",
+        "pass",
+    ),
+    "amqp-commit-without-select": (
+        "a commit on a channel without transactions is answered",
+        Publishing,
+        "_taken",
+        "if transaction is None:",
+        "if transaction is None:\n        return _Transaction()\n    if False:",
+    ),
+    "amqp-get-ok-counts-nothing": (
+        "Get-Ok says that no message is left",
+        Consuming,
+        "_deliver",
+        "ready = max(0, channel.service.ready_count(channel.vhost, consumer.record.name))",
+        "ready = 0",
+    ),
+    # Channels and frames
+    "amqp-bodies-cut": (
+        "what a body has too much is cut off",
+        Channel,
+        "_on_body",
+        "content.left -= len(payload)",
+        "content.left = max(0, content.left - len(payload))",
+    ),
+    "amqp-empty-content-waits": (
+        "content of no bytes waits for a body frame",
+        Channel,
+        "_on_header",
+        "if not size:",
+        "if False:",
+    ),
+    "amqp-closing-channels-serve": (
+        "a channel that was closed for an error does what comes behind it",
+        Channel,
+        "on_frame",
+        "if self.is_closing:",
+        "if False:",
+    ),
+    "amqp-close-holds-messages": (
+        "what a closed channel has not acknowledged stays away",
+        Consuming,
+        "end",
+        "if consumer.consumer is not None:",
+        "if consumer.consumer is not None and not consumer.held:",
+    ),
+    "amqp-any-channel-number": (
+        "the agreed maximum of channels is not looked at",
+        AmqpConnection,
+        "_on_new_channel",
+        "if number > self._channel_max:",
+        "if False:",
+    ),
+    "amqp-opened-twice": (
+        "a second Open of the connection is passed over",
+        AmqpConnection,
+        "_on_running_method",
+        'elif name not in ("connection.blocked", "connection.unblocked"):',
+        'elif name not in ("connection.blocked", "connection.unblocked", "connection.open"):',
+    ),
+    # Exchanges and queues
+    "amqp-exchange-types-change": (
+        "an exchange may be declared again in another way",
+        VirtualHost,
+        "declare_exchange",
+        "if exchange is not None:",
+        "if exchange is not None:\n        return exchange\n    if exchange is not None:",
+    ),
+    "amqp-used-exchanges-deleted": (
+        "an exchange with bindings is deleted though if-unused is set",
+        VirtualHost,
+        "delete_exchange",
+        "if if_unused and exchange.bindings:",
+        "if False:",
+    ),
+    "amqp-reserved-names-taken": (
+        "clients may declare names that begin with amq.",
+        VirtualHost,
+        "_check_new_name",
+        "if name.startswith(RESERVED_PREFIX):",
+        "if False:",
+    ),
+    "amqp-default-exchange-declared": (
+        "the nameless exchange can be declared and deleted",
+        VirtualHost,
+        "_check_not_default",
+        "if name == DEFAULT_EXCHANGE:",
+        "if False:",
+    ),
+    "amqp-strangers-use-exclusive-queues": (
+        "a queue that is exclusive to one connection is anybody's",
+        VirtualHost,
+        "find_queue",
+        "if queue.exclusive_owner is not None and queue.exclusive_owner != owner:",
+        "if False:",
+    ),
+    "amqp-topic-star-is-no-word": (
+        "in topic patterns * does not match an empty word",
+        TopicTable,
+        "_after",
+        'if (any_word := node.children.get("*")) is not None:',
+        'if word and (any_word := node.children.get("*")) is not None:',
+    ),
+    "amqp-topic-hash-needs-a-word": (
+        "in topic patterns # matches one word or more, but not none",
+        TopicTable,
+        "find",
+        "for node in places:\n            found |= node.ends.counts",
+        "for node in places:\n            found |= {} if node.is_rest and '.' not in key else node.ends.counts",
+    ),
+    "amqp-bindings-end-after-one-step": (
+        "a message passes one binding between exchanges, and no second one",
+        virtual_host,
+        "find_route",
+        "elif name not in seen and (following := exchanges.get(name)) is not None:",
+        "elif exchange is entry and name not in seen and (following := exchanges.get(name)) is not None:",
+    ),
+}
+"""Name to: what is broken, where (owner and function), and the text of the function that becomes another."""
+
+
+def _register(name: str, row: tuple[str, type | ModuleType, str, str, str]) -> None:
+    what, owner, function, old, new = row
+
+    @mutant(name, what)
+    def apply(patch: Patch) -> None:
+        patch.rewrite(owner, function, old, new)
+
+
+for _name, _row in _REWRITES.items():
+    _register(_name, _row)
+
+
+@variation("amqp-content-given-up", "a method within a content gives it up, as sec.4.2.6.abort has it, and is served")
+def content_given_up(patch: Patch) -> None:
+    patch.rewrite(
+        Channel,
+        "_on_frame",
+        'raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6")',
+        "self._content = None",
+    )
