@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 from assay.conformance.mutants import Patch, mutant, variation
@@ -13,7 +14,10 @@ from assay.reference_broker.amqp091.topology import virtual_host
 from assay.reference_broker.amqp091.topology.tables import TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
 
-_REWRITES: dict[str, tuple[str, type | ModuleType, str, str, str]] = {
+Row = tuple[str, type | ModuleType, str, str, str]
+"""What is broken, where (owner and function), and the text of the function that becomes another."""
+
+_REWRITES: dict[str, Row] = {
     # Settlement
     "amqp-unknown-tags-passed-over": (
         "an acknowledgement of a tag that nobody has is passed over",
@@ -307,10 +311,15 @@ _REWRITES: dict[str, tuple[str, type | ModuleType, str, str, str]] = {
         "elif exchange is entry and name not in seen and (following := exchanges.get(name)) is not None:",
     ),
 }
-"""Name to: what is broken, where (owner and function), and the text of the function that becomes another."""
 
 
-def _register(name: str, row: tuple[str, type | ModuleType, str, str, str]) -> None:
+def register_rewrites(rows: Mapping[str, Row]) -> None:
+    """Register a bug for each row, by its name."""
+    for name, row in rows.items():
+        _register(name, row)
+
+
+def _register(name: str, row: Row) -> None:
     what, owner, function, old, new = row
 
     @mutant(name, what)
@@ -318,8 +327,7 @@ def _register(name: str, row: tuple[str, type | ModuleType, str, str, str]) -> N
         patch.rewrite(owner, function, old, new)
 
 
-for _name, _row in _REWRITES.items():
-    _register(_name, _row)
+register_rewrites(_REWRITES)
 
 
 @variation("amqp-content-given-up", "a method within a content gives it up, as sec.4.2.6.abort has it, and is served")

@@ -145,6 +145,7 @@ class Amqp091:
         # Its group begins now: what other groups settle is not taken from it.
         engine.create_group(engine_queue, GROUP, now)
         vhost.add_queue(record)
+        record = vhost.queues[name]  # which may be another: an exclusive one is not durable
         use = self._begin_use(vhost, record, arguments)
         self._touch(vhost, record, use, now)
 

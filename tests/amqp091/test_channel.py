@@ -304,6 +304,16 @@ def test_a_queue_expires_when_nobody_uses_it() -> None:
     closed([c.declare("q", passive=True)], 404)
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_queue_that_nobody_ever_used_expires(exclusive: bool) -> None:
+    """The record of an exclusive one is kept as another, without durability: it was looked for in vain."""
+    c = client()
+    c.declare("q", arguments=table(x_expires=1_000), exclusive=exclusive)
+    c.now += 1.1
+    c.hear()
+    closed([c.declare("q", passive=True)], 404)
+
+
 def test_a_delivery_limit_ends_a_message() -> None:
     # lavinmq#976: at the requeue, not at the next delivery.
     c = client()

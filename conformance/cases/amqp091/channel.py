@@ -37,7 +37,9 @@ async def channel_close(ctx: AmqpContext) -> None:
     await other.barrier()
 
 
-@amqp_case("channel/is-opened-once", clauses=("channel.open.state", "grammar.channel"))
+@amqp_case(
+    "channel/is-opened-once", mutant="amqp-senseless-methods-pass", clauses=("channel.open.state", "grammar.channel")
+)
 async def opened_once(ctx: AmqpContext) -> None:
     """Opening a channel that is open costs the connection.
 
@@ -49,7 +51,7 @@ async def opened_once(ctx: AmqpContext) -> None:
     ctx.allow("channel.open.state", await channel.outcome("channel.open"))
 
 
-@amqp_case("channel/must-be-open", clauses=("sec.4.2.3.unopened-channel",))
+@amqp_case("channel/must-be-open", mutant="amqp-unopened-channels-pass", clauses=("sec.4.2.3.unopened-channel",))
 async def unopened(ctx: AmqpContext) -> None:
     """A method on a channel that was never opened costs the connection.
 
@@ -127,6 +129,7 @@ async def flow_off(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "channel/an-error-ends-that-channel-alone",
+    mutant="amqp-closes-name-nothing",
     clauses=("sec.4.8.1.soft-error", "sec.2.3.6.exceptions", "sec.4.8.2.reply-code"),
 )
 async def soft_error(ctx: AmqpContext) -> None:
@@ -285,7 +288,9 @@ async def visibility(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "channel/methods-of-servers-end-it", clauses=("grammar.exchange", "grammar.queue", "grammar.basic", "grammar.tx")
+    "channel/methods-of-servers-end-it",
+    mutant="amqp-senseless-methods-pass",
+    clauses=("grammar.exchange", "grammar.queue", "grammar.basic", "grammar.tx"),
 )
 async def methods_of_servers(ctx: AmqpContext) -> None:
     """A method that only a server sends costs the connection, or at least the channel.

@@ -145,7 +145,10 @@ async def all_queues(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "confirm/a-full-queue-refuses", clauses=("rmq.confirm.reject-publish", "rmq.queue.max-length"), requires=_CONFIRMS
+    "confirm/a-full-queue-refuses",
+    mutant="amqp-full-queues-confirm",
+    clauses=("rmq.confirm.reject-publish", "rmq.queue.max-length"),
+    requires=_CONFIRMS,
 )
 async def reject_publish(ctx: AmqpContext) -> None:
     """A full queue with x-overflow reject-publish answers a publish by a nack, and keeps what it has.

@@ -44,7 +44,11 @@ async def opens(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("connection/close-is-answered", clauses=("sync.connection.close", "sec.2.3.7.close-handshake"))
+@amqp_case(
+    "connection/close-is-answered",
+    mutant="amqp-close-unanswered",
+    clauses=("sync.connection.close", "sec.2.3.7.close-handshake"),
+)
 async def close(ctx: AmqpContext) -> None:
     """connection.close is answered by close-ok.
 
@@ -57,7 +61,9 @@ async def close(ctx: AmqpContext) -> None:
         await connection.disconnect()
 
 
-@amqp_case("connection/locales-hold-en-us", clauses=("connection.start.locales.required-support",))
+@amqp_case(
+    "connection/locales-hold-en-us", mutant="amqp-other-locale", clauses=("connection.start.locales.required-support",)
+)
 async def locales(ctx: AmqpContext) -> None:
     """en_US is among the locales of Start.
 
@@ -119,6 +125,7 @@ async def other_protocol(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/unknown-versions-get-a-header",
+    mutant="amqp-strange-headers-unanswered",
     clauses=("connection.start.server-support", "sec.4.2.2.bad-header"),
 )
 async def unknown_version(ctx: AmqpContext) -> None:
@@ -130,7 +137,11 @@ async def unknown_version(ctx: AmqpContext) -> None:
         await _gets_a_header(ctx, data)
 
 
-@amqp_case("connection/unknown-protocol-ids-get-a-header", clauses=("sec.4.2.1.protocol-id", "sec.4.2.2.bad-header"))
+@amqp_case(
+    "connection/unknown-protocol-ids-get-a-header",
+    mutant="amqp-strange-headers-unanswered",
+    clauses=("sec.4.2.1.protocol-id", "sec.4.2.2.bad-header"),
+)
 async def unknown_protocol_id(ctx: AmqpContext) -> None:
     """A header with a protocol id that does not exist is answered by a header, and the end.
 
@@ -273,6 +284,7 @@ async def _tune(ctx: AmqpContext, *, channel_max: int | None = None, frame_max: 
 
 @amqp_case(
     "connection/channel-max-above-the-offer",
+    mutant="amqp-any-tune-taken",
     clauses=("connection.tune-ok.channel-max.upper-limit",),
     limit_s=10.0,
 )
@@ -284,7 +296,12 @@ async def channel_max_above(ctx: AmqpContext) -> None:
     ctx.allow("connection.tune-ok.channel-max.upper-limit", await _tune(ctx, channel_max=_MOST_CHANNELS))
 
 
-@amqp_case("connection/frame-max-above-the-offer", clauses=("connection.tune-ok.frame-max.upper-limit",), limit_s=10.0)
+@amqp_case(
+    "connection/frame-max-above-the-offer",
+    mutant="amqp-any-tune-taken",
+    clauses=("connection.tune-ok.frame-max.upper-limit",),
+    limit_s=10.0,
+)
 async def frame_max_above(ctx: AmqpContext) -> None:
     """A client that asks for larger frames than were offered is cut off.
 
@@ -293,7 +310,12 @@ async def frame_max_above(ctx: AmqpContext) -> None:
     ctx.allow("connection.tune-ok.frame-max.upper-limit", await _tune(ctx, frame_max=_MOST_FRAME_BYTES))
 
 
-@amqp_case("connection/frame-max-below-the-minimum", clauses=("connection.tune-ok.frame-max.minimum",), limit_s=10.0)
+@amqp_case(
+    "connection/frame-max-below-the-minimum",
+    mutant="amqp-small-frames-agreed",
+    clauses=("connection.tune-ok.frame-max.minimum",),
+    limit_s=10.0,
+)
 async def frame_max_below(ctx: AmqpContext) -> None:
     """A client that asks for frames smaller than 4096 bytes is cut off, or gets 4096.
 
@@ -370,7 +392,10 @@ async def opens_once(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "connection/steps-out-of-order-end-it", clauses=("grammar.connection", "sec.2.2.4.pre-open-error"), limit_s=10.0
+    "connection/steps-out-of-order-end-it",
+    mutant="amqp-steps-in-any-order",
+    clauses=("grammar.connection", "sec.2.2.4.pre-open-error"),
+    limit_s=10.0,
 )
 async def out_of_order(ctx: AmqpContext) -> None:
     """A step of the handshake at a wrong place ends the connection.
@@ -396,7 +421,11 @@ async def out_of_order(ctx: AmqpContext) -> None:
     ctx.allow("grammar.connection", outcome_of(event))
 
 
-@amqp_case("connection/after-its-close-nothing-counts", clauses=("connection.close.stability",))
+@amqp_case(
+    "connection/after-its-close-nothing-counts",
+    mutant="amqp-close-unanswered-while-closing",
+    clauses=("connection.close.stability",),
+)
 async def close_stability(ctx: AmqpContext) -> None:
     """A server that has sent Close looks at nothing but Close and Close-Ok.
 
@@ -426,7 +455,11 @@ async def close_stability(ctx: AmqpContext) -> None:
     ctx.must(outcome == "channel 404", f"expected what was asked after Close not to be done; seen {outcome}")
 
 
-@amqp_case("connection/an-error-ends-the-socket", clauses=("sec.4.8.1.hard-error", "sec.2.3.6.exceptions"))
+@amqp_case(
+    "connection/an-error-ends-the-socket",
+    mutant="amqp-unopened-channels-pass",
+    clauses=("sec.4.8.1.hard-error", "sec.2.3.6.exceptions"),
+)
 async def hard_error(ctx: AmqpContext) -> None:
     """After an error of the connection and its Close-Ok, the server ends the socket.
 
@@ -476,7 +509,13 @@ async def heartbeat_sent(ctx: AmqpContext) -> None:
             ctx.fail("expected a client that sends heartbeats to be served; seen the end of the connection")
 
 
-@amqp_case("heartbeat/silent-clients-are-cut-off", clauses=("sec.4.2.7.heartbeat-miss",), level="SHOULD", limit_s=12.0)
+@amqp_case(
+    "heartbeat/silent-clients-are-cut-off",
+    mutant="amqp-impatient-heartbeats",
+    clauses=("sec.4.2.7.heartbeat-miss",),
+    level="SHOULD",
+    limit_s=12.0,
+)
 async def heartbeat_missed(ctx: AmqpContext) -> None:
     """A client that is silent for two intervals loses its connection.
 

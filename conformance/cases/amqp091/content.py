@@ -54,7 +54,12 @@ async def bodies(ctx: AmqpContext) -> None:
             ctx.must(event.body == body, f"expected a body of {size} bytes as it was; seen {len(event.body)} bytes")
 
 
-@amqp_case("content/frames-are-not-too-large", clauses=("sec.4.2.3.server-frame-max",), limit_s=10.0)
+@amqp_case(
+    "content/frames-are-not-too-large",
+    mutant="amqp-own-frames-too-large",
+    clauses=("sec.4.2.3.server-frame-max",),
+    limit_s=10.0,
+)
 async def server_frame_max(ctx: AmqpContext) -> None:
     """No body frame of the server is larger than agreed.
 
@@ -75,6 +80,7 @@ async def server_frame_max(ctx: AmqpContext) -> None:
 @amqp_case(
     "content/any-split-is-taken",
     mutant="amqp-empty-content-waits",
+    kills=("amqp-second-part-lost",),
     clauses=("sec.4.2.6.2.split-body", "sec.4.2.6.header-zero-size"),
 )
 async def split(ctx: AmqpContext) -> None:
@@ -133,7 +139,11 @@ _HEADERS: dict[str, Any] = {
 """One of each type in use, by its letter."""
 
 
-@amqp_case("content/every-type-of-header-is-kept", clauses=("sec.4.2.1.field-types", "sec.3.1.1.headers-preserved"))
+@amqp_case(
+    "content/every-type-of-header-is-kept",
+    mutant="amqp-one-header-kept",
+    clauses=("sec.4.2.1.field-types", "sec.3.1.1.headers-preserved"),
+)
 async def headers(ctx: AmqpContext) -> None:
     """Headers of every type come out as they went in, with their letters.
 
@@ -161,7 +171,11 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in inner] if isinstance(inner, list) else inner
 
 
-@amqp_case("content/headers-are-not-mixed-up", clauses=("sec.3.1.1.headers-preserved", "sec.4.7.ordering"))
+@amqp_case(
+    "content/headers-are-not-mixed-up",
+    mutant="amqp-message-ids-lost",
+    clauses=("sec.3.1.1.headers-preserved", "sec.4.7.ordering"),
+)
 async def not_mixed_up(ctx: AmqpContext) -> None:
     """Each message has its own properties, however they differ from those of its neighbours.
 

@@ -51,7 +51,9 @@ async def bound(channel: Channel, exchange: str, *keys: str, marker: bool = True
 
 
 @amqp_case(
-    "exchange/requests-are-answered", clauses=("sync.exchange.declare", "sync.exchange.delete", "grammar.exchange")
+    "exchange/requests-are-answered",
+    mutant="amqp-no-wait-answered",
+    clauses=("sync.exchange.declare", "sync.exchange.delete", "grammar.exchange"),
 )
 async def requests(ctx: AmqpContext) -> None:
     """exchange.declare and exchange.delete are answered once, and with no-wait not at all.
@@ -263,7 +265,11 @@ async def unknown_type(ctx: AmqpContext) -> None:
     ctx.must(outcome == "channel 404", f"expected no exchange of an unknown type; seen {outcome}")
 
 
-@amqp_case("exchange/passive-declarations-ask", clauses=("exchange.declare.passive.not-found",))
+@amqp_case(
+    "exchange/passive-declarations-ask",
+    mutant="amqp-passive-makes-exchanges",
+    clauses=("exchange.declare.passive.not-found",),
+)
 async def passive(ctx: AmqpContext) -> None:
     """A passive declaration of an exchange that does not exist ends the channel with 404, and makes none.
 
@@ -563,7 +569,11 @@ async def headers_with_x(ctx: AmqpContext) -> None:
     )
 
 
-@amqp_case("exchange/internal-ones-take-no-publishes", clauses=("basic.publish.exchange.02", "rmq.internal-exchange"))
+@amqp_case(
+    "exchange/internal-ones-take-no-publishes",
+    mutant="amqp-publishes-to-internal-exchanges",
+    clauses=("basic.publish.exchange.02", "rmq.internal-exchange"),
+)
 async def internal(ctx: AmqpContext) -> None:
     """Publishing to an internal exchange ends the channel with 403.
 
@@ -578,7 +588,7 @@ async def internal(ctx: AmqpContext) -> None:
     ctx.allow("rmq.internal-exchange", await channel.outcome_of())
 
 
-@amqp_case("exchange/alternate-exchange", clauses=("rmq.alternate-exchange",))
+@amqp_case("exchange/alternate-exchange", mutant="amqp-no-alternates", clauses=("rmq.alternate-exchange",))
 async def alternate(ctx: AmqpContext) -> None:
     """What an exchange cannot route goes to its alternate exchange, and is not returned.
 

@@ -389,7 +389,7 @@ async def direct_reply_to_errors(ctx: AmqpContext) -> None:
     ctx.allow("rmq.direct-reply-to", await channel.outcome_of())
 
 
-@amqp_case("extensions/more-routing-keys-in-headers", clauses=("rmq.sender-selected",))
+@amqp_case("extensions/more-routing-keys-in-headers", mutant="amqp-bcc-passed-on", clauses=("rmq.sender-selected",))
 async def sender_selected(ctx: AmqpContext) -> None:
     """The headers CC and BCC hold more routing keys; BCC is not passed on.
 

@@ -47,7 +47,11 @@ async def unknown_type(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.3.unknown-frame-type", *rows)
 
 
-@amqp_case("frames/must-end-with-ce", clauses=("sec.4.2.3.frame-end-check", "sec.4.2.3.frame-end-value"))
+@amqp_case(
+    "frames/must-end-with-ce",
+    mutant="amqp-frame-ends-unseen",
+    clauses=("sec.4.2.3.frame-end-check", "sec.4.2.3.frame-end-value"),
+)
 async def frame_end(ctx: AmqpContext) -> None:
     """A frame that does not end with 0xCE ends the connection, and is not carried out.
 
@@ -61,7 +65,9 @@ async def frame_end(ctx: AmqpContext) -> None:
     ctx.must(outcome == "channel 404", f"expected nothing of a damaged frame to be done; seen {outcome}")
 
 
-@amqp_case("frames/larger-than-agreed", clauses=("sec.4.2.3.oversize", "sec.2.3.3.limits"))
+@amqp_case(
+    "frames/larger-than-agreed", mutant="amqp-frames-of-any-size", clauses=("sec.4.2.3.oversize", "sec.2.3.3.limits")
+)
 async def oversize(ctx: AmqpContext) -> None:
     """A frame larger than agreed ends the connection.
 
@@ -99,7 +105,11 @@ async def huge_size(ctx: AmqpContext) -> None:
         await other.get_soon(queue)
 
 
-@amqp_case("frames/connection-methods-on-other-channels", clauses=("sec.4.2.3.channel-zero",))
+@amqp_case(
+    "frames/connection-methods-on-other-channels",
+    mutant="amqp-senseless-methods-pass",
+    clauses=("sec.4.2.3.channel-zero",),
+)
 async def connection_method_on_channel(ctx: AmqpContext) -> None:
     """A method of class connection on another channel than 0 costs the connection.
 
@@ -113,7 +123,11 @@ async def connection_method_on_channel(ctx: AmqpContext) -> None:
     )
 
 
-@amqp_case("frames/other-methods-on-channel-0", clauses=("sec.4.2.3.nonconnection-on-zero",))
+@amqp_case(
+    "frames/other-methods-on-channel-0",
+    mutant="amqp-anything-on-channel-0",
+    clauses=("sec.4.2.3.nonconnection-on-zero",),
+)
 async def method_on_zero(ctx: AmqpContext) -> None:
     """A method of another class on channel 0 costs the connection.
 
@@ -126,7 +140,11 @@ async def method_on_zero(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.3.nonconnection-on-zero", *rows)
 
 
-@amqp_case("frames/heartbeats-on-other-channels", clauses=("sec.4.2.7.heartbeat-channel", "sec.4.2.3.channel-zero"))
+@amqp_case(
+    "frames/heartbeats-on-other-channels",
+    mutant="amqp-heartbeats-anywhere",
+    clauses=("sec.4.2.7.heartbeat-channel", "sec.4.2.3.channel-zero"),
+)
 async def heartbeat_channel(ctx: AmqpContext) -> None:
     """A heartbeat on another channel than 0 costs the connection.
 
@@ -234,7 +252,7 @@ async def deep_tables(ctx: AmqpContext) -> None:
 # Content
 
 
-@amqp_case("frames/content-out-of-place", clauses=("sec.4.2.6.bad-content",))
+@amqp_case("frames/content-out-of-place", mutant="amqp-stray-content-passes", clauses=("sec.4.2.6.bad-content",))
 async def content_out_of_place(ctx: AmqpContext) -> None:
     """Content that is not header and bodies behind a method that has any costs the connection.
 
@@ -303,7 +321,7 @@ async def body_overflow(ctx: AmqpContext) -> None:
         ctx.allow("sec.4.2.6.body-overflow", outcome)
 
 
-@amqp_case("frames/the-class-of-a-header", clauses=("sec.4.2.6.1.class-id",))
+@amqp_case("frames/the-class-of-a-header", mutant="amqp-header-class-unseen", clauses=("sec.4.2.6.1.class-id",))
 async def header_class(ctx: AmqpContext) -> None:
     """A content header of another class than its method costs the connection.
 
@@ -324,7 +342,7 @@ async def header_weight(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.6.1.weight", ("weight 7", encode_method(1, _PUBLISH) + encode_header(1, 0, weight=7)))
 
 
-@amqp_case("frames/content-on-channel-0", clauses=("sec.4.2.6.1.channel-zero",))
+@amqp_case("frames/content-on-channel-0", mutant="amqp-content-on-channel-0", clauses=("sec.4.2.6.1.channel-zero",))
 async def content_on_zero(ctx: AmqpContext) -> None:
     """Content frames on channel 0 cost the connection.
 

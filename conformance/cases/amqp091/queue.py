@@ -10,6 +10,7 @@ from assay.conformance.amqp091.context import AmqpContext, amqp_case
 
 @amqp_case(
     "queue/requests-are-answered",
+    mutant="amqp-no-wait-answered",
     clauses=(
         "sync.queue.declare",
         "sync.queue.bind",
@@ -76,7 +77,11 @@ async def minimum(ctx: AmqpContext) -> None:
         ctx.must(event.body == name.encode(), f"expected the message of {name}; seen {event.body!r}")
 
 
-@amqp_case("queue/names-of-the-server-are-unique", clauses=("queue.declare.queue.default-name", "rmq.server-named"))
+@amqp_case(
+    "queue/names-of-the-server-are-unique",
+    mutant="amqp-last-queue-forgotten",
+    clauses=("queue.declare.queue.default-name", "rmq.server-named"),
+)
 async def server_named(ctx: AmqpContext) -> None:
     """A queue declared without a name gets one of its own, and an empty name then means it on that channel.
 
@@ -144,7 +149,9 @@ async def long_name(ctx: AmqpContext) -> None:
     ctx.allow("queue.declare.queue.syntax", outcome)
 
 
-@amqp_case("queue/passive-declarations-ask", clauses=("queue.declare.passive.passive",))
+@amqp_case(
+    "queue/passive-declarations-ask", mutant="amqp-passive-makes-queues", clauses=("queue.declare.passive.passive",)
+)
 async def passive(ctx: AmqpContext) -> None:
     """A passive declaration answers for a queue that is there; for any other it ends the channel with 404.
 
@@ -161,7 +168,11 @@ async def passive(ctx: AmqpContext) -> None:
         ctx.allow("queue.declare.passive.passive", outcome)
 
 
-@amqp_case("queue/declared-again", clauses=("queue.declare.passive.equivalent", "rmq.redeclare.equivalence"))
+@amqp_case(
+    "queue/declared-again",
+    mutant="amqp-queues-change-durability",
+    clauses=("queue.declare.passive.equivalent", "rmq.redeclare.equivalence"),
+)
 async def equivalent(ctx: AmqpContext) -> None:
     """A queue declared again as it is, is there; in another way it is refused.
 
@@ -180,7 +191,11 @@ async def equivalent(ctx: AmqpContext) -> None:
         ctx.allow("queue.declare.passive.equivalent", outcome)
 
 
-@amqp_case("queue/declared-again-with-other-arguments", clauses=("rmq.redeclare.equivalence",))
+@amqp_case(
+    "queue/declared-again-with-other-arguments",
+    mutant="amqp-queues-change-arguments",
+    clauses=("rmq.redeclare.equivalence",),
+)
 async def equivalent_arguments(ctx: AmqpContext) -> None:
     """A queue declared again with another argument is refused by 406.
 
@@ -276,7 +291,11 @@ async def exclusive(ctx: AmqpContext) -> None:
         await other.get_soon(name)
 
 
-@amqp_case("queue/auto-delete-ends-with-the-last-consumer", clauses=("rmq.auto-delete.queue", "sec.4.6.sync-effects"))
+@amqp_case(
+    "queue/auto-delete-ends-with-the-last-consumer",
+    mutant="amqp-auto-delete-with-any-consumer",
+    clauses=("rmq.auto-delete.queue", "sec.4.6.sync-effects"),
+)
 async def auto_delete(ctx: AmqpContext) -> None:
     """An auto-delete queue is there until its last consumer has gone, and not after.
 
@@ -301,7 +320,7 @@ async def auto_delete(ctx: AmqpContext) -> None:
 # Bindings
 
 
-@amqp_case("queue/bound-twice", clauses=("queue.bind.duplicates",))
+@amqp_case("queue/bound-twice", mutant="amqp-bindings-count-twice", clauses=("queue.bind.duplicates",))
 async def bound_twice(ctx: AmqpContext) -> None:
     """Binding a queue twice in the same way is no error, adds no copy, and is undone once.
 
@@ -488,7 +507,7 @@ async def delete_missing(ctx: AmqpContext) -> None:
     ctx.prefer("queue.delete.queue.must-exist", await channel.outcome("queue.delete", queue=ctx.queue_name()))
 
 
-@amqp_case("queue/if-unused", clauses=("queue.delete.if-unused.in-use",))
+@amqp_case("queue/if-unused", mutant="amqp-used-queues-deleted", clauses=("queue.delete.if-unused.in-use",))
 async def if_unused(ctx: AmqpContext) -> None:
     """With if-unused, a queue that has a consumer is not deleted, and one that has none is.
 
@@ -507,7 +526,7 @@ async def if_unused(ctx: AmqpContext) -> None:
         await channel.call("queue.delete", queue=queue, if_unused=True)
 
 
-@amqp_case("queue/if-empty", clauses=("queue.delete.if-empty.not-empty",))
+@amqp_case("queue/if-empty", mutant="amqp-full-queues-deleted", clauses=("queue.delete.if-empty.not-empty",))
 async def if_empty(ctx: AmqpContext) -> None:
     """With if-empty, a queue that holds a message is not deleted, and one that holds none is.
 
@@ -525,7 +544,7 @@ async def if_empty(ctx: AmqpContext) -> None:
         await channel.call("queue.delete", queue=queue, if_empty=True)
 
 
-@amqp_case("queue/declare-ok-counts", clauses=("rmq.passive-declare-counts",))
+@amqp_case("queue/declare-ok-counts", mutant="amqp-consumers-not-counted", clauses=("rmq.passive-declare-counts",))
 async def counts(ctx: AmqpContext) -> None:
     """Declare-Ok tells how many messages are ready, and how many consumers there are.
 
