@@ -26,6 +26,7 @@ from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import Arrival
 from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.core.version import installed_version
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -45,7 +46,6 @@ MAX_WAITING_BYTES: Final = 262_144
 MAX_FRAMES: Final = 1_024
 """Frames of one connection that a turn handles."""
 _PRODUCT: Final = "Assay"
-__version__: Final = "0.1.0"
 
 
 class Phase(Enum):
@@ -271,7 +271,13 @@ class AmqpConnection(Connection):
 
     def _server_properties(self) -> Table:
         node = self.broker.config.node
-        texts = {"product": _PRODUCT, "version": __version__, "platform": "Python", "host": node, "cluster_name": node}
+        texts = {
+            "product": _PRODUCT,
+            "version": installed_version(),
+            "platform": "Python",
+            "host": node,
+            "cluster_name": node,
+        }
         capabilities = _flags(
             "publisher_confirms",
             "exchange_exchange_bindings",

@@ -7,12 +7,11 @@ topics that somebody gets. They travel at QoS 0, so nothing piles up for clients
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.core.version import installed_version
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import is_sys_topic, matches
 
@@ -26,16 +25,8 @@ Value = Callable[["MqttBroker", float], int | str]
 """A figure from the broker's state and the seconds since the start."""
 
 
-@cache
-def _installed_version() -> str:
-    try:
-        return metadata.version("assay-mq")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 _FIGURES: dict[str, Value] = {
-    _VERSION: lambda state, uptime_s: f"assay version {_installed_version()}",
+    _VERSION: lambda state, uptime_s: f"assay version {installed_version()}",
     "uptime": lambda state, uptime_s: f"{int(uptime_s)} seconds",
     "clients/connected": lambda state, uptime_s: state.traffic.connected,
     "clients/active": lambda state, uptime_s: state.traffic.connected,
