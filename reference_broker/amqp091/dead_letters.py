@@ -53,8 +53,16 @@ def deaths_of(headers: Table) -> list[Death]:
     return found
 
 
-def with_death(headers: Table, queue: str, reason: str, exchange: str, routing_keys: list[str], now: float) -> Table:
-    """Headers that tell of one more death; the same in the same queue counts."""
+def with_death(
+    headers: Table,
+    queue: str,
+    reason: str,
+    exchange: str,
+    routing_keys: list[str],
+    now: float,
+    ttl_ms: int | None = None,
+) -> Table:
+    """Headers that tell of one more death; the same in the same queue counts. ``ttl_ms``: the message's own."""
     deaths = deaths_of(headers)
     known = next((d for d in deaths if d["queue"].value == queue and d["reason"].value == reason), None)
     count = 1
@@ -70,6 +78,8 @@ def with_death(headers: Table, queue: str, reason: str, exchange: str, routing_k
         "exchange": _text(exchange),
         "routing-keys": Typed(Kind.LIST, tuple(map(_text, routing_keys))),
     }
+    if ttl_ms is not None:
+        death["original-expiration"] = _text(str(ttl_ms))
     told = [death, *deaths][:MAX_DEATHS]
     rows = [Typed(Kind.MAP, tuple([part for name, value in d.items() for part in (_text(name), value)])) for d in told]
     named = dict(headers)
@@ -115,7 +125,7 @@ class DeadLetterExchange:
         told = dict(message.user_properties)
         reason = _REASONS.get(told.get(history.REASON, ""), REJECTED)
         key = self._queue if kept.routing_key is None else kept.routing_key
-        headers = with_death(kept.headers, self._queue, reason, kept.exchange or "", [key], now)
+        headers = with_death(kept.headers, self._queue, reason, kept.exchange or "", [key], now, kept.ttl_ms)
         if self._routing_key is not None:
             # Other keys of the message lead nowhere any more.
             key = self._routing_key
@@ -127,7 +137,11 @@ class DeadLetterExchange:
             if not is_cycle(queue, deaths)
         ]
         properties = msgspec.structs.replace(
-            kept, headers=headers, exchange=self._exchange or None, routing_key=key if self._exchange else None
+            kept,
+            headers=headers,
+            ttl_ms=None,
+            exchange=self._exchange or None,
+            routing_key=key if self._exchange else None,
         )
         letter = Message(
             topic="",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
+from assay.reference_broker.amqp091.queue_settings import AT_ONCE_MS
 from assay.reference_broker.amqp091.topology.routes import BCC, CC
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
@@ -47,6 +48,7 @@ def message_from(
         user_id=None if properties.user_id is None else properties.user_id.encode(),
         priority=properties.priority,
         durable=None if properties.delivery_mode is None else properties.delivery_mode == PERSISTENT,
+        ttl_ms=ttl_ms,
         created_at_ms=None if created_at_s is None else min(created_at_s * 1_000, (1 << 63) - 1),
         headers=tuple([field for field in headers if field[0] != BCC]),
         exchange=exchange if is_named else None,
@@ -58,8 +60,7 @@ def message_from(
         publisher=publisher,
         content_type=properties.content_type,
         response_topic=properties.reply_to,
-        # What expires at once may still go to who waits for it.
-        expires_at=0.0 if ttl_ms is None else now + max(ttl_ms, 1) / 1_000,
+        expires_at=0.0 if ttl_ms is None else now + max(ttl_ms, AT_ONCE_MS) / 1_000,
         properties=kept if kept != _NOTHING else None,
     )
 
@@ -96,13 +97,20 @@ def properties_of(message: Message, now: float) -> BasicProperties:
         priority=kept.priority,
         correlation_id=correlation,
         reply_to=message.response_topic,
-        expiration=None if not message.expires_at else str(max(0, round((message.expires_at - now) * 1_000))),
+        expiration=_expiration(message, kept, now),
         message_id=_text_of(kept.message_id),
         timestamp=None if created_ms is None else max(0, created_ms // 1_000),
         kind=kept.kind,
         user_id=None if kept.user_id is None else kept.user_id.decode(errors="replace"),
         app_id=kept.app_id,
     )
+
+
+def _expiration(message: Message, kept: MessageProperties, now: float) -> str | None:
+    """As it was given; of a message of MQTT what is left."""
+    if kept.ttl_ms is not None:
+        return str(kept.ttl_ms)
+    return str(max(0, round((message.expires_at - now) * 1_000))) if message.expires_at else None
 
 
 def _text_of(value: Typed | None) -> str | None:

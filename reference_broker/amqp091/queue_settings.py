@@ -16,6 +16,8 @@ _MOST_MS: Final = (1 << 32) - 1
 """Also RabbitMQ's bound."""
 _FOR_EVER_S: Final = 365.0 * 86_400
 UNLIMITED_RETRIES: Final = 1_000_000_000
+AT_ONCE_MS: Final = 50
+"""A time to live of 0: what cannot be delivered at once is gone. Who waits for it gets it once it is on disk."""
 MAX_IN_FLIGHT: Final = 65_535
 """What a consumer without prefetch may hold."""
 MAX_DEPTH: Final = 10_000_000
@@ -163,8 +165,7 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         # As good as strictly by priority.
         settings["priority"] = {"enabled": True, "weights": _STRICT_WEIGHTS, "starvation_s": 0.0}
     if arguments.message_ttl_ms is not None:
-        # A time to live of 0 is: what cannot be delivered at once is gone.
-        settings["message_ttl_s"] = max(arguments.message_ttl_ms, 1) / 1_000
+        settings["message_ttl_s"] = max(arguments.message_ttl_ms, AT_ONCE_MS) / 1_000
     if arguments.max_length is not None:
         settings["max_depth"] = max(1, arguments.max_length)
     if arguments.max_length_bytes is not None:

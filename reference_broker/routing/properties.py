@@ -97,6 +97,8 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     created_at_ms: int | None = None
     headers: tuple[tuple[str, Typed], ...] = ()
     """A header table; the application properties of AMQP 1.0."""
+    ttl_ms: int | None = None
+    """As its publisher gave it; when it expires is the message's to say."""
     exchange: str | None = None
     """Of AMQP 0.9.1, by which it came to its queue; None = by the queue's name, or not over AMQP 0.9.1."""
     routing_key: str | None = None

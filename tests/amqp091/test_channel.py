@@ -486,3 +486,27 @@ def test_a_single_active_consumer_has_all_until_it_leaves() -> None:
     c.say(1, "basic.cancel", "a", False)
     said = c.publish("q", b"3")
     assert [(each.values[0], each.body) for each in said] == [("b", b"3")]
+
+
+def test_an_expiration_comes_out_as_it_was_given() -> None:
+    c = client()
+    c.declare("q")
+    c.publish("q", b"x", BasicProperties(expiration="60000"))
+    c.now += 10
+    got = c.get("q")
+    assert got.properties is not None
+    assert got.properties.expiration == "60000"
+
+
+@pytest.mark.parametrize("way", ["queue", "message"])
+def test_what_expires_at_once_still_goes_to_who_waits_for_it(way: str) -> None:
+    c = client()
+    c.declare("q", arguments=table(x_message_ttl=0) if way == "queue" else ())
+    properties = BasicProperties(expiration="0") if way == "message" else BasicProperties()
+    c.publish("q", b"gone", properties)
+    c.now += 0.2
+    assert c.get("q").name == "basic.get-empty"
+    c.consume("q")
+    assert c.publish("q", b"x", properties, syncs=False) == []
+    c.now += 0.02
+    assert bodies(c.hear()) == [b"x"], "the sync of its queue took its time"

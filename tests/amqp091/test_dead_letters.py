@@ -61,6 +61,7 @@ def test_a_letter_says_why_and_where_it_died(how: str) -> None:
     told = death(got)
     assert (told["reason"], told["queue"], told["exchange"], told["count"]) == (reasons.get(how, "expired"), "q", "", 1)
     assert [each.value for each in told["routing-keys"]] == ["q"]
+    assert told.get("original-expiration") == expiration
     assert got.properties is not None
     assert (got.properties.message_id, got.properties.expiration) == ("m", None)
     assert dict(got.properties.headers or ())["x-first-death-queue"].value == "q"
