@@ -138,6 +138,10 @@ class Session:
         self.active: SubscriberClient | None = None
         self.connected: SubscriberClient | None = None
         """The device whose CONNACK came last; what others still read counts no more."""
+        self.doubtful = False
+        """A CONNECT since then has no answer: it may have begun the session anew, if it had expired by then."""
+        self.alive_at = 0.0
+        """When the session was last known to live."""
         self._ledger = ledger
         self._history = history
         self.queue = MQTT_PREFIX + space
@@ -222,6 +226,10 @@ class SubscriberClient(WorkloadClient):
 
     def connection_lost(self, now: float) -> None:
         """As ever; a device that is not in use any more stays away."""
+        if self._has_session:
+            self._session.alive_at = self._heard_at
+        elif self.phase is ClientPhase.CONNECTING:
+            self._session.doubtful = True
         super().connection_lost(now)
         if not self._active and self.phase is ClientPhase.WAITING:
             self.phase, self._phase_deadline = ClientPhase.IDLE, None
@@ -278,8 +286,10 @@ class SubscriberClient(WorkloadClient):
     def _accepted(self, packet: Connack, now: float) -> None:
         super()._accepted(packet, now)
         session = self._session
-        if not packet.session_present or not session.lives:
+        expired = session.doubtful and now >= session.alive_at + self._expiry_s - 1.0
+        if not packet.session_present or not session.lives or expired:
             session.renew(now)
+        session.doubtful = False
         session.connected = self
 
     def _connected(self, now: float) -> None:
