@@ -202,6 +202,9 @@ class SimNode:
             self._clock = None
             return
         except Exception as error:
+            if self._is_gone:
+                self._clock = None
+                return
             if isinstance(self.disk, TroubledDisk) and self.disk.is_erring and _is_of_the_disk(error):
                 # As its operator would, until the disk is well.
                 self._kernel.trace(f"does not start {self.name}: {error}")
@@ -219,6 +222,11 @@ class SimNode:
             link.node_is_back(self._rng.uniform(0, 1.0))
         self._orphans.clear()
         self._plan_turn()
+
+    @property
+    def _is_gone(self) -> bool:
+        """The process ended within a call: what its code makes of that does not count."""
+        return self._broker is None and isinstance(self.disk, TroubledDisk) and self.disk.nobody
 
     @property
     def powered(self) -> bool:
@@ -337,6 +345,8 @@ class SimNode:
             # Who made it end has taken its links and its disk away.
             self._kernel.trace(f"gone within a call {self.name}")
         except Exception as error:
+            if self._is_gone:
+                return
             if not _passed_through_broker(error.__traceback__):
                 raise
             message = f"broker code raised {type(error).__name__}: {error}"

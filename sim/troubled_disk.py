@@ -126,7 +126,7 @@ class TroubledDisk(SimDisk):
         self._usual = self.profile
         self._troubles: list[Trouble] = []
         self._covered: dict[Flush, tuple[str, ...]] = {}
-        self._nobody = False
+        self.nobody = False
         """The process that used it has ended, and nothing of what it still does counts."""
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class TroubledDisk(SimDisk):
 
     def hit(self, call: DiskCall, *paths: str) -> Trouble | None:
         """The fault that a call runs into. Raises :class:`OSError` for a process that has ended."""
-        if self._nobody:
+        if self.nobody:
             raise input_output_error()
         found = [trouble for trouble in self._troubles if trouble.is_hit(call, paths)]
         return found[0] if found else None
@@ -211,18 +211,18 @@ class TroubledDisk(SimDisk):
     def crash(self) -> None:
         """See :meth:`SimDisk.crash`."""
         super().crash()
-        self._nobody = True
+        self.nobody = True
         self.syncing = []
         self._covered = {}
 
     def lock(self) -> None:
         """See :meth:`Disk.lock`."""
         super().lock()
-        self._nobody = False
+        self.nobody = False
 
     def open(self, path: str, *, create: bool = False) -> TroubledFile:
         """See :meth:`Disk.open`."""
-        if self._nobody:
+        if self.nobody:
             raise input_output_error()
         if create and not self.exists(path):
             open_it = super().open
@@ -245,7 +245,7 @@ class TroubledDisk(SimDisk):
 
     def sync_folder(self, path: str) -> None:
         """See :meth:`Disk.sync_folder`."""
-        if self._nobody:
+        if self.nobody:
             raise input_output_error()
         self.syncing.append(path)
         super().sync_folder(path)
