@@ -301,6 +301,8 @@ class DurableQueue(EnqueuePath):
         if others:
             inherit(created, others, self._agenda.now)
             self.retire_mark()
+        # With its log: a broker that is killed in between would find a group that begins at the first message.
+        created.write(self._agenda.now)
         self._room = 0
         return created
 
