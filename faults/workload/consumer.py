@@ -273,6 +273,8 @@ class Membership(Enum):
 
 
 _DELETE_AGAIN_S: Final = 0.1
+_NO_GROUP: Final = "has no group"
+"""In the reason of a deletion of what is deleted."""
 
 
 class PassingConsumer(ConsumerClient):
@@ -384,7 +386,7 @@ class PassingConsumer(ConsumerClient):
         super()._on_completed(operation, type_, now)
         if operation.f is not OpKind.DELETE:
             return
-        unknown = dict(operation.answer.user_property).get("error") == "unknown_group"
+        unknown = _NO_GROUP in (operation.answer.reason_string or "")
         if type_ is OpType.OK or (type_ is OpType.FAIL and unknown):
             self._ledger.leave(self.life)
             self.history.record(
