@@ -15,7 +15,7 @@ class Amqp091Config(Section, frozen=True, kw_only=True):
     """0 = none is suggested."""
     max_message_bytes: int = 16 * 1024 * 1024
     max_consumers: int = 10_000
-    """Of one channel."""
+    """Of one connection, those that get one message at a time included."""
 
 
 def amqp091_problems(config: Amqp091Config) -> list[str]:

@@ -139,11 +139,17 @@ class Channel:
             text = f"a body of more than the {content.size} bytes that its header announced"
             raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.6.bad-content")
         content.parts.append(payload)
+        self.connection.content_bytes += len(payload)
         if not content.left:
             self._on_content(content, now)
 
+    def _drop_content(self) -> None:
+        if self._content is not None:
+            self.connection.content_bytes -= self._content.size - self._content.left
+            self._content = None
+
     def _on_content(self, content: _Content, now: float) -> None:
-        self._content = None
+        self._drop_content()
         parts = content.parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         assert content.properties is not None
@@ -234,8 +240,10 @@ class Channel:
 
     def end(self, now: float) -> None:
         """Let go of consumers and of what they hold; what is not committed does not count."""
-        self._content = None
-        self._waiting = None
+        self._drop_content()
+        if self._waiting is not None:
+            self.connection.count_waiting(-sum([len(payload) for _, payload in self._waiting]))
+            self._waiting = None
         self.publishing.end()
         self.consuming.end(now)
 

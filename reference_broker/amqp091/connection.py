@@ -112,6 +112,10 @@ class AmqpConnection(Connection):
         """Input waits for the next turn."""
         self._waiting_bytes = 0
         """Of frames that wait for the answer to another."""
+        self.content_bytes = 0
+        """Of messages that have begun to come, on all channels."""
+        self._counted_bytes = 0
+        """What is counted among the bytes of all connections that are not whole yet."""
         self._check: PasswordCheck | None = None
         self._unflushed: dict[Channel, None] = {}
         """Channels whose confirms leave at the end of the turn."""
@@ -147,6 +151,21 @@ class AmqpConnection(Connection):
         self._buffer += data
         if not self._must_go_on and self.phase is not Phase.VERIFYING:
             self._consume(now)
+        self._count_partial(now)
+
+    def _count_partial(self, now: float) -> None:
+        """What has begun to come is bounded for all connections together."""
+        size = len(self._buffer) + self.content_bytes + self._waiting_bytes
+        if self.phase is not Phase.OVER and (size or self._counted_bytes):
+            progressed = size < self._counted_bytes
+            self._counted_bytes = size
+            self.broker.partial_packets.set(self, size, now, progressed=progressed)
+
+    def give_up_packet(self, now: float) -> None:
+        """As :class:`assay.reference_broker.core.partial_packets.Holder`."""
+        self.error = AmqpError(Reply.RESOURCE_ERROR, "what has begun to come takes too much memory, on all connections")
+        self.cut = True
+        self._end(now)
 
     def connection_lost(self, now: float) -> None:
         if self.phase is not Phase.OVER:
@@ -194,6 +213,7 @@ class AmqpConnection(Connection):
         self._must_go_on = False
         if self.phase is not Phase.OVER:
             self._consume(now)
+            self._count_partial(now)
             self.rouse()
 
     def go_on_publishing(self) -> None:
@@ -203,6 +223,11 @@ class AmqpConnection(Connection):
             self._is_blocked = False
             self.send_method(0, "connection.unblocked")
         self.rouse()
+
+    @property
+    def consumer_count(self) -> int:
+        """On all channels, those that get one at a time included."""
+        return sum([channel.consuming.count for channel in self.channels.values()])
 
     def count_waiting(self, size: int) -> None:
         """Frames wait, or do no more, for the answer to another one."""
@@ -574,6 +599,7 @@ class AmqpConnection(Connection):
             return
         self.phase = Phase.OVER
         self._buffer.clear()
+        self.broker.partial_packets.set(self, 0, now, progressed=True)
         self._drop_check()
         self._cancel_timer()
         self._release(now)

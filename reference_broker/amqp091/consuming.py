@@ -114,6 +114,11 @@ class Consuming:
         self._stalled: dict[AmqpConsumer, None] = {}
         self._is_active = True
 
+    @property
+    def count(self) -> int:
+        """Of those that take part in groups."""
+        return len(self._consumers) + len(self._getters) + len(self._leaving)
+
     # -- methods ---------------------------------------------------------------------------------------------------
 
     def qos(self, size: int, count: int, of_channel: bool, _now: float) -> None:
@@ -150,8 +155,6 @@ class Consuming:
         if use.is_exclusive or (exclusive and use.consumers):
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
-        if len(self._consumers) >= connection.config.max_consumers:
-            raise AmqpError(Reply.RESOURCE_ERROR, "too many consumers on this channel")
         tag = tag or f"amq.ctag-{connection.broker.rng.randbytes(12).hex()}"
         consumer = AmqpConsumer(channel, record, tag, self._new_name(), no_ack=no_ack)
         consumer.is_exclusive = exclusive
@@ -171,6 +174,12 @@ class Consuming:
         service.joined(vhost, record, consumer)
 
     def _new_name(self) -> str:
+        """Of one more consumer. Raises :class:`AmqpError` (506) when the connection has as many as it may."""
+        connection = self._channel.connection
+        if connection.consumer_count >= connection.config.max_consumers:
+            raise AmqpError(
+                Reply.RESOURCE_ERROR, f"a connection has at most {connection.config.max_consumers} consumers"
+            )
         name = f"{self._channel.connection.client_id}/{self._channel.number}/{self._next_name}"
         self._next_name += 1
         return name

@@ -25,10 +25,12 @@ from assay.reference_broker.config import (
     AuthConfig,
     ListenerConfig,
     ListenerProtocol,
+    MqttConfig,
     Permission,
     QueuesConfig,
     UserConfig,
 )
+from assay.reference_broker.config_amqp091 import Amqp091Config
 from assay.reference_broker.routing.properties import Kind, Typed
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
 
@@ -349,3 +351,55 @@ def test_further_routing_keys_find_queues_of_mqtt_and_are_not_all_told() -> None
     got = [c.get("q"), c.get("other")]
     assert [(each.body, each.values[2:4]) for each in got] == [(b"x", ("", "q"))] * 2
     assert all(each.properties is not None and each.properties.headers is None for each in got)
+
+
+def content_of(size: int, sent: int) -> bytes:
+    """The beginning of a publish."""
+    publish = frame(FrameType.METHOD, 1, encode_method(BY_NAME["basic.publish"], "", "q", False, False))
+    header = frame(FrameType.HEADER, 1, b"\x00\x3c\x00\x00" + size.to_bytes(8, "big") + b"\x00\x00")
+    return publish + header + frame(FrameType.BODY, 1, bytes(sent))
+
+
+def test_messages_that_have_begun_are_bounded_over_all_connections() -> None:
+    node = make_node(mqtt=MqttConfig(max_partial_bytes=100_000))
+    slow, other = AmqpClient(node), AmqpClient(node)
+    for c in (slow, other):
+        c.open()
+    slow.send_raw(content_of(1_000_000, 60_000))
+    other.now += 1
+    other.send_raw(content_of(1_000_000, 30_000))
+    assert not slow.end.is_over
+    other.send_raw(frame(FrameType.BODY, 1, bytes(30_000)))
+    assert slow.end.is_over
+    assert not other.end.is_over
+    other.send_raw(b"\x01\x00\x01")
+    assert node.state.partial_packets.used_bytes == 60_003
+    other.say(0, "connection.close", 200, "", 0, 0)
+    assert node.state.partial_packets.used_bytes == 0
+
+
+def test_what_a_whole_message_took_counts_no_more() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q")
+    c.send_raw(content_of(1_000, 400))
+    assert c.node.state.partial_packets.used_bytes == 400
+    c.send_raw(frame(FrameType.BODY, 1, bytes(600)))
+    assert c.node.state.partial_packets.used_bytes == 0
+    c.send_raw(content_of(1_000, 400))
+    c.say(1, "channel.close", 0, "", 0, 0)
+    assert c.end.phase is Phase.CLOSING, "a method where content belongs"
+    assert c.end.content_bytes == 0
+
+
+def test_consumers_of_a_connection_are_bounded() -> None:
+    c = AmqpClient(make_node(amqp091=Amqp091Config(max_consumers=3)))
+    c.open()
+    c.declare("q")
+    c.get("q")
+    c.consume("q", "a")
+    c.open(2)
+    c.consume("q", "b", channel=2)
+    c.get("q")
+    said = c.consume("q", "c", channel=2)
+    assert (said[-1].name, said[-1].values[0]) == ("connection.close", 506)
