@@ -158,6 +158,8 @@ async def only_the_fault(ctx: CaseContext) -> None:
                 text = f"{name}: expected {'a refusal' if faulty else 'success'}; seen {seen}"
                 if not faulty:  # perhaps it serves nobody who asks so
                     answer = Rule.PUBACK if data[0] & 0xF0 == _PUBLISH else Rule.SUBACK
+                    if opening and packet is not None:
+                        ctx.step(Rule.FIRST, isinstance(packet, Connack), text)
                     ctx.step(Rule.ACCEPT if opening else answer, right, text, soft=True)
                 ctx.must(right, text)
 

@@ -23,7 +23,6 @@ from assay.loadtests.bench.lines import table as lines_table
 from assay.loadtests.bench.mqtt import run_bench
 from assay.loadtests.bench.peers import KNOWN, Peer, peers, rabbitmq_queues, reference_queues
 from assay.loadtests.bench.report import MARKS, notes, result, table
-from assay.loadtests.bench.simulation import SimPlan, quick_sim_plan, sim_lines
 from assay.loadtests.bench.storage import report as storage_report
 from assay.loadtests.bench.storage.log_files import LogNoteError
 from assay.loadtests.bench.storage.plan import StoragePlan, quick_plan
@@ -226,6 +225,9 @@ def sim(
 
     About a minute. Exit status: 0 measured, 1 an aim missed, 2 usage.
     """
+    # It needs the extra `sim`, and no other bench does.
+    from assay.loadtests.bench.simulation import SimPlan, quick_sim_plan, sim_lines
+
     console = WholeConsole()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)

@@ -1,6 +1,6 @@
 """Transactions, delays, priorities, new groups and plain MQTT: each rule with its near misses, which must pass.
 
-The histories that break the rules are planted in whole runs (``test_workload_planting.py``); those here are as close to
+The histories that break the rules are planted in whole runs (``tests/sim``); those here are as close to
 them as a right broker can come.
 """
 

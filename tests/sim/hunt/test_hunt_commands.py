@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from assay.faults.scenario import Fault, FaultKind, QueueWorkload, Scenario, ScenarioWorld, Topology, load_scenario
@@ -45,7 +45,7 @@ def small_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def assay_sim(*words: str | Path) -> Result:
+def assay_sim(*words: str | Path) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
