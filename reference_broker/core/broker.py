@@ -77,6 +77,7 @@ class Broker:
     __slots__ = (
         "_agenda",
         "access",
+        "asks_for_topics",
         "config",
         "connecting",
         "engine",
@@ -109,9 +110,11 @@ class Broker:
         self.rng = rng
         self.tracer = tracer
         self.tree: SubscriptionTree = self.tree_class()
-        engine.on_bindings_changed = self.tree.invalidate_plans
+        engine.on_bindings_changed = self._topics_changed
         self.topic_taker: TopicTaker | None = None
         """Set while somebody is bound; see :meth:`take_topics`."""
+        self.asks_for_topics = engine.captures is not None
+        """Somebody beside subscribers gets messages of ordinary topics."""
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.traffic: Traffic = Traffic()
@@ -157,12 +160,11 @@ class Broker:
         who gets a topic may be another than before."""
         if taker is not None or self.topic_taker is not None:
             self.topic_taker = taker
-            self.tree.invalidate_plans()
+            self._topics_changed()
 
-    @property
-    def asks_for_topics(self) -> bool:
-        """Somebody beside subscribers gets messages of ordinary topics."""
-        return self.engine.captures is not None or self.topic_taker is not None
+    def _topics_changed(self) -> None:
+        self.asks_for_topics = self.engine.captures is not None or self.topic_taker is not None
+        self.tree.invalidate_plans()
 
     def is_taken(self, topic: str) -> bool:
         """Whether somebody beside subscribers gets the messages of a topic."""
