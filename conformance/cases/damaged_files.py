@@ -6,8 +6,10 @@ step that is confirmed. So it knows which bytes a message or a settlement is in,
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +88,17 @@ def missing(path: Path, _rng: random.Random) -> Hurt:
     return Hurt("removed", 0)
 
 
+def files_below(folder: Path) -> dict[Path, os.stat_result]:
+    """The files of a broker that is at work: one that goes while it is looked at is not there."""
+    found: dict[Path, os.stat_result] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            with suppress(FileNotFoundError):
+                found[path] = path.stat()
+    return found
+
+
 class Watch:
     """Which files of a folder grow with each confirmed step of a life, and so what a damaged byte belongs to."""
 
@@ -101,12 +114,11 @@ class Watch:
         return {path: size for path, (size, _inode) in self._files().items()}
 
     def _files(self) -> dict[Path, tuple[int, int]]:
-        found = {}
-        for path in self._folder.rglob("*"):
-            if self._of in str(path) and path.is_file():
-                status = path.stat()
-                found[path] = status.st_size, status.st_ino
-        return found
+        return {
+            path: (status.st_size, status.st_ino)
+            for path, status in files_below(self._folder).items()
+            if self._of in str(path)
+        }
 
     def begin(self) -> None:
         """What grows from now on belongs to the next step."""

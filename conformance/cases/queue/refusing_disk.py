@@ -10,6 +10,7 @@ import resource
 import sys
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.damaged_files import files_below
 from assay.conformance.cases.mqtt5.support import LASTING
 from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.support import consume, deliveries, new_queue, settle
@@ -38,7 +39,7 @@ def _limit_files(ctx: CaseContext, size: int) -> None:
 
 
 def _limit_near(ctx: CaseContext) -> None:
-    sizes = [path.stat().st_size for path in ctx.data_dir.rglob("*") if path.is_file()]
+    sizes = [status.st_size for status in files_below(ctx.data_dir).values()]
     _limit_files(ctx, max(sizes, default=0) + _ROOM_BYTES)
 
 
