@@ -198,15 +198,17 @@ class Channel:
         """It is answered."""
         waiting, self._waiting = self._waiting, None
         connection = self.connection
-        while waiting and connection.channels.get(self.number) is self:
-            kind, payload = waiting.popleft()
-            connection.count_waiting(-len(payload))
-            try:
-                self.on_frame(kind, payload, connection.broker.now)
-            except AmqpError as error:
-                connection.fail(error, connection.broker.now)
-                return
-            self._wait_behind(waiting)
+        now = connection.broker.now
+        try:
+            while waiting and connection.channels.get(self.number) is self:
+                kind, payload = waiting.popleft()
+                connection.count_waiting(-len(payload))
+                self.on_frame(kind, payload, now)
+                self._wait_behind(waiting)
+            if waiting:
+                connection.take_back(self.number, waiting, now)
+        except AmqpError as error:
+            connection.fail(error, now)
 
     def _wait_behind(self, frames: deque[tuple[int, bytes]]) -> None:
         """If the last one waits for the engine as well, the others wait behind it."""

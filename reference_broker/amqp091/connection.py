@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -228,6 +229,13 @@ class AmqpConnection(Connection):
     def consumer_count(self) -> int:
         """On all channels, those that get one at a time included."""
         return sum([channel.consuming.count for channel in self.channels.values()])
+
+    def take_back(self, number: int, frames: Iterable[tuple[int, bytes]], now: float) -> None:
+        """Handle frames of a channel that waited when it was closed: another may have begun with them."""
+        for kind, payload in frames:
+            self.count_waiting(-len(payload))
+            if self.phase in (Phase.RUNNING, Phase.CLOSING):
+                self._on_frame(Frame(kind, number, payload), now)
 
     def count_waiting(self, size: int) -> None:
         """Frames wait, or do no more, for the answer to another one."""
@@ -564,7 +572,8 @@ class AmqpConnection(Connection):
         self.error = error
         if self.broker.tracer is not None:
             self.broker.tracer(TraceKind.PROTOCOL_ERROR, {"client_id": self.client_id, "detail": str(error)})
-        if self.phase in (Phase.HEADER, Phase.OVER):
+        if self.phase in (Phase.HEADER, Phase.CLOSING, Phase.OVER):
+            # It is told once.
             self._end(now)
             return
         self.send_method(0, "connection.close", int(error.code), str(error), error.class_id, error.method_id)

@@ -229,11 +229,16 @@ class Consuming:
         getter.no_ack = no_ack
         answer = channel.answer_later()
 
+        asking = getter.consumer
+        assert asking is not None
+
         def drained(left: int) -> None:
+            asking.on_end = None
             answer("basic.get-empty" if left else None)
 
-        assert getter.consumer is not None
-        connection.broker.engine.grant(getter.consumer, 1, now, drained)
+        # Its queue may be deleted before the turn comes to it.
+        asking.on_end = lambda: drained(1)
+        connection.broker.engine.grant(asking, 1, now, drained)
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -261,7 +266,7 @@ class Consuming:
             ready = max(0, channel.service.ready_count(channel.vhost, consumer.record.name))
             method = encode_method(_GET_OK, tag, repeated, exchange, key, ready)
         body = message.payload
-        header = header_of(len(body), properties_of(message, connection.broker.now))
+        header = header_of(len(body), properties_of(message, connection.broker.now), connection.frame_max_bytes)
         number = channel.number
         connection.send(
             frame(FrameType.METHOD, number, method) + content_frames(number, header, body, connection.frame_max_bytes)

@@ -8,8 +8,9 @@ from typing import Final
 from assay.reference_broker.amqp091.queue_settings import AT_ONCE_MS
 from assay.reference_broker.amqp091.topology.routes import BCC, CC
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
-from assay.reference_broker.amqp091.wire.fields import Table
+from assay.reference_broker.amqp091.wire.fields import MAX_FIELDS, Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues.messages.stored_message import is_plain
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.properties import Kind, MessageProperties, Typed
 
@@ -39,7 +40,11 @@ def message_from(
     headers = properties.headers or ()
     # Of the default exchange its queue's name says it all, unless there are further keys.
     is_named = bool(exchange) or any(name in (CC, BCC) for name, _ in headers)
+    content_type, reply_to = properties.content_type, properties.reply_to
+    is_type, is_topic = is_mqtt_text(content_type), is_mqtt_text(reply_to, _NOT_IN_TOPICS)
     kept = MessageProperties(
+        content_type=None if is_type else content_type,
+        reply_to=None if is_topic else reply_to,
         message_id=_text(properties.message_id),
         correlation_id=_text(properties.correlation_id),
         content_encoding=properties.content_encoding,
@@ -58,14 +63,23 @@ def message_from(
         topic="",
         payload=body,
         publisher=publisher,
-        content_type=properties.content_type,
-        response_topic=properties.reply_to,
+        content_type=content_type if is_type else None,
+        response_topic=reply_to if is_topic else None,
         expires_at=0.0 if ttl_ms is None else now + max(ttl_ms, AT_ONCE_MS) / 1_000,
         properties=kept if kept != _NOTHING else None,
     )
 
 
 _NOTHING: Final = MessageProperties()
+_MAX_BYTES: Final = 255
+"""Of a short string, names of fields among them."""
+_NOT_IN_TEXTS: Final = frozenset("\0")
+_NOT_IN_TOPICS: Final = frozenset("\0+#")
+
+
+def is_mqtt_text(text: str | None, without: frozenset[str] = _NOT_IN_TEXTS) -> bool:
+    """Whether a client of MQTT may be sent it (MQTT-1.5.4-2; of a response topic MQTT-3.3.2-14). None may be."""
+    return text is None or (without.isdisjoint(text) and (bool(text) or without is _NOT_IN_TEXTS))
 
 
 def _text(value: str | None) -> Typed | None:
@@ -76,9 +90,9 @@ def properties_of(message: Message, now: float) -> BasicProperties:
     """What a consumer is given."""
     kept = message.properties
     if kept is None:
+        if is_plain(message):
+            return NONE
         kept = _NOTHING
-    elif kept.exchange is None and not message.user_properties and kept == _NOTHING:
-        return NONE
     created_ms = kept.created_at_ms
     correlation = _text_of(kept.correlation_id)
     if correlation is None and message.correlation_data is not None:
@@ -88,15 +102,17 @@ def properties_of(message: Message, now: float) -> BasicProperties:
         # Those of MQTT: a name that is there twice is given once.
         named = {name for name, _ in headers}
         own = {name: value for name, value in reversed(message.user_properties) if name not in named}
-        headers += tuple([(name, Typed(Kind.TEXT, value)) for name, value in reversed(own.items())])
+        fitting = [(name, Typed(Kind.TEXT, value)) for name, value in reversed(own.items()) if _fits(name)]
+        # What a table may not have more of is left out.
+        headers += tuple(fitting[: max(0, MAX_FIELDS - len(headers))])
     return BasicProperties(
-        content_type=message.content_type,
+        content_type=kept.content_type if message.content_type is None else _fitting(message.content_type),
         content_encoding=kept.content_encoding,
         headers=headers or None,
         delivery_mode=None if kept.durable is None else PERSISTENT if kept.durable else TRANSIENT,
         priority=kept.priority,
         correlation_id=correlation,
-        reply_to=message.response_topic,
+        reply_to=kept.reply_to if message.response_topic is None else _fitting(message.response_topic),
         expiration=_expiration(message, kept, now),
         message_id=_text_of(kept.message_id),
         timestamp=None if created_ms is None else max(0, created_ms // 1_000),
@@ -104,6 +120,15 @@ def properties_of(message: Message, now: float) -> BasicProperties:
         user_id=None if kept.user_id is None else kept.user_id.decode(errors="replace"),
         app_id=kept.app_id,
     )
+
+
+def _fits(text: str) -> bool:
+    return len(text.encode()) <= _MAX_BYTES
+
+
+def _fitting(text: str) -> str | None:
+    """A text of MQTT, unless it is longer than one of AMQP may be: a part of it would be another."""
+    return text if _fits(text) else None
 
 
 def _expiration(message: Message, kept: MessageProperties, now: float) -> str | None:
@@ -116,7 +141,7 @@ def _expiration(message: Message, kept: MessageProperties, now: float) -> str | 
 def _text_of(value: Typed | None) -> str | None:
     if value is None:
         return None
-    return _from_bytes(value.value) if isinstance(value.value, bytes) else str(value.value)
+    return _from_bytes(value.value) if isinstance(value.value, bytes) else _fitting(str(value.value))
 
 
 def _from_bytes(data: bytes) -> str:
@@ -125,4 +150,4 @@ def _from_bytes(data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         text = base64.b64encode(data).decode()
-    return text.encode()[:255].decode(errors="ignore")
+    return text.encode()[:_MAX_BYTES].decode(errors="ignore")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from assay.reference_broker.amqp091 import rights
-from assay.reference_broker.amqp091.messages import message_from
+from assay.reference_broker.amqp091.messages import is_mqtt_text, message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.fields import Table
-from assay.reference_broker.amqp091.wire.frames import content_frames
+from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueAddress, QueueError
 from assay.reference_broker.routing.message import Message, changed, memory_bytes
-from assay.reference_broker.routing.properties import Kind
+from assay.reference_broker.routing.properties import Kind, Typed
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.consuming import Settlement
 
 _MAX_KEYS: Final = TopologyLimits().max_routing_keys
+_MAX_CHARACTERS: Final = 16_383
+"""Of a text that goes to MQTT, whose strings have 65 535 bytes at most."""
 _SHAPE: Final = "sec.2.1.tx"
 
 
@@ -142,7 +146,7 @@ class Publishing:
             message,
             topic=topic,
             qos=int(is_persistent),
-            user_properties=tuple([(name, value.value) for name, value in headers if value.kind is Kind.TEXT]),
+            user_properties=tuple([(name, value.value) for name, value in headers if _goes_to_mqtt(name, value)]),
         )
 
     def _enqueue(self, message: Message, queues: tuple[str, ...], publish: _Publish, now: float) -> None:
@@ -172,8 +176,8 @@ class Publishing:
         """basic.publish.mandatory.01"""
         channel = self._channel
         channel.send("basic.return", int(Reply.NO_ROUTE), "NO_ROUTE", exchange, routing_key)
-        header = encode_header(len(body), properties)
         connection = channel.connection
+        header = header_of(len(body), properties, connection.frame_max_bytes)
         connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
 
     # -- confirms ----------------------------------------------------------------------------------------------------
@@ -295,8 +299,18 @@ class Publishing:
             self._transaction = _Transaction()
 
 
-def header_of(size: int, properties: BasicProperties) -> bytes:
-    """A content header."""
+def _goes_to_mqtt(name: str, value: Typed) -> bool:
+    """Whether a header can be a user property."""
+    if value.kind is not Kind.TEXT or len(value.value) > _MAX_CHARACTERS:
+        return False
+    return is_mqtt_text(name) and is_mqtt_text(value.value)
+
+
+def header_of(size: int, properties: BasicProperties, max_bytes: int) -> bytes:
+    """A content header in a frame of ``max_bytes``: it cannot be cut, so that headers which do not fit are left out."""
     if properties is NONE:
         return b"\x00\x3c\x00\x00%b\x00\x00" % size.to_bytes(8, "big")
-    return encode_header(size, properties)
+    header = encode_header(size, properties)
+    if len(header) > max_bytes - FRAME_OVERHEAD_BYTES:
+        header = encode_header(size, msgspec.structs.replace(properties, headers=None))
+    return header

@@ -99,6 +99,9 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """A header table; the application properties of AMQP 1.0."""
     ttl_ms: int | None = None
     """As its publisher gave it; when it expires is the message's to say."""
+    content_type: str | None = None
+    """One that MQTT could not hold, as the next."""
+    reply_to: str | None = None
     exchange: str | None = None
     """Of AMQP 0.9.1, by which it came to its queue; None = by the queue's name, or not over AMQP 0.9.1."""
     routing_key: str | None = None
@@ -210,6 +213,8 @@ def properties_bytes(properties: MessageProperties) -> int:
         properties.kind,
         properties.app_id,
         properties.user_id,
+        properties.content_type,
+        properties.reply_to,
         properties.exchange,
         properties.routing_key,
     )

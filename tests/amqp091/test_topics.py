@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from assay.reference_broker.amqp091.wire.content import BasicProperties
+from assay.reference_broker.amqp091.wire.frames import FrameType, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
@@ -99,3 +101,88 @@ def test_topics_that_are_the_brokers_own_are_out_of_reach() -> None:
     assert not c.node.engine.exists("r")
     mqtt.say(p.Publish(topic="$queue/r", payload=b"x", qos=0))
     assert c.get("q").name == "basic.get-empty"
+
+
+@pytest.mark.parametrize("long", [b"n", b"v", b"c", b"r", b"many"])
+def test_what_amqp_cannot_hold_of_a_message_of_mqtt_is_left_out(long: bytes) -> None:
+    """A name of 300 bytes once ended the turn of everybody."""
+    c, mqtt = both()
+    c.declare("q")
+    c.consume("q")
+    text = "x" * 300
+    properties = {
+        b"n": p.Properties(user_property=((text, "v"), ("colour", "red"))),
+        b"v": p.Properties(user_property=(("colour", text),)),
+        b"c": p.Properties(content_type=text, user_property=(("colour", "red"),)),
+        b"r": p.Properties(response_topic=text, user_property=(("colour", "red"),)),
+        b"many": p.Properties(user_property=tuple((f"{number}", "y" * 60_000) for number in range(10))),
+    }[long]
+    mqtt.say(p.Publish(topic="$queue/q", payload=b"x", qos=1, packet_id=7, properties=properties))
+    got = c.only(c.hear())
+    assert got.body == b"x"
+    assert got.properties is not None
+    headers = {name: value.value for name, value in got.properties.headers or ()}
+    assert headers == ({} if long == b"many" else {"colour": text if long == b"v" else "red"})
+    assert got.properties.content_type is got.properties.reply_to is None
+
+
+@pytest.mark.parametrize("way", ["topic", "queue"])
+def test_texts_that_mqtt_must_not_carry_end_no_subscriber(way: str) -> None:
+    """MQTT-1.5.4-2, MQTT-3.3.2-14"""
+    c, mqtt = both()
+    c.declare("q")
+    topic_filter = "news" if way == "topic" else "$queue/q"
+    mqtt.say(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter=topic_filter, qos=1),)))
+    bad = BasicProperties(
+        content_type="a\0b", reply_to="news/#", headers=(*table(colour="red"), *table(bad="a\0b")), message_id="m"
+    )
+    exchange, key = ("amq.topic", "news") if way == "topic" else ("", "q")
+    c.publish(key, b"hello", bad, exchange=exchange)
+    heard = mqtt.hear()
+    assert b"hello" in heard
+    assert b"a\0b" not in heard
+    assert b"news/#" not in heard
+    assert not mqtt.end.is_over
+    if way == "queue":
+        got = c.get("q")
+        assert got.properties == bad
+
+
+def test_a_get_whose_queue_goes_is_answered() -> None:
+    c, _ = both()
+    other = AmqpClient(c.node)
+    other.open()
+    c.declare("q")
+    c.get("q")
+    ask = frame(FrameType.METHOD, 1, encode_method(BY_NAME["basic.get"], "q", False))
+    c.send_raw(ask)
+    other.say(1, "queue.delete", "q", False, False, False)
+    assert [said.name for said in c.hear()] == ["basic.get-empty"]
+    c.declare("q")
+    assert other.say(1, "queue.delete", "q", False, False, False)[0].name == "queue.delete-ok"
+    assert c.hear() == [], "nobody asked"
+
+
+def test_a_channel_may_begin_anew_behind_a_get() -> None:
+    c, _ = both()
+    c.declare("q")
+    said = (
+        ("basic.get", ("q", True)),
+        ("channel.close", (0, "", 0, 0)),
+        ("channel.open", ()),
+        ("basic.get", ("q", True)),
+    )
+    c.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) for name, values in said))
+    names = [each.name for each in c.hear()]
+    assert names == ["basic.get-empty", "channel.close-ok", "channel.open-ok", "basic.get-empty"]
+    assert c.end.content_bytes == 0
+    assert not c.end.wants_pause
+
+
+def test_a_connection_that_is_closing_is_told_once() -> None:
+    c, _ = both()
+    c.send_raw(b"\x04")
+    assert [said.name for said in c.hear()] == ["connection.close"]
+    c.send_raw(b"\x04")
+    assert c.hear() == []
+    assert c.end.may_close
