@@ -331,6 +331,8 @@ class BrokerNode:
             for connection in list(self._connections):
                 connection.interrupt_login(now)
         self.state.reload(self.config, now, on_done)
+        for connection in list(self._connections):
+            connection.rules_changed(now)
         return [name for name in config.__struct_fields__ if getattr(config, name) != getattr(self.config, name)]
 
     def close(self, now: float) -> None:

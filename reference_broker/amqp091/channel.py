@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.publishing import Publishing
@@ -234,6 +235,14 @@ class Channel:
             self._go_on()
 
         return answered
+
+    def rules_changed(self, now: float) -> None:
+        """Whether its consumers may still read."""
+        try:
+            for queue in self.consuming.queues:
+                rights.check_queue(self.connection, queue, read=True)
+        except AmqpError as error:
+            self.fail(error, now)
 
     # -- output and end ------------------------------------------------------------------------------------------------
 

@@ -182,6 +182,19 @@ class AmqpConnection(Connection):
             self._drop_check()
             self.fail(AmqpError(Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", hard=True), now)
 
+    def rules_changed(self, now: float) -> None:
+        """Who has another user or tenant now connects anew; a channel that reads what it may no more closes."""
+        if self.phase is not Phase.RUNNING:
+            return
+        broker = self.broker
+        tenant = None if broker.tenants is None else broker.tenants.of_client(self.username, self.client_id)
+        if self._arrival.authenticator.user(self.username) != self.login or tenant is not self.tenant:
+            self.fail(AmqpError(Reply.CONNECTION_FORCED, "what holds for this user has changed: connect anew"), now)
+            return
+        self.grants = None if broker.access is None else broker.access.grants(self.username, self.client_id)
+        for channel in list(self.channels.values()):
+            channel.rules_changed(now)
+
     def send_away(self, reference: ServerReferenceConfig, now: float) -> bool:
         if self.phase is not Phase.RUNNING:
             return False

@@ -119,6 +119,11 @@ class Consuming:
         """Of those that take part in groups."""
         return len(self._consumers) + len(self._getters) + len(self._leaving)
 
+    @property
+    def queues(self) -> set[str]:
+        """That it consumes from."""
+        return {consumer.record.name for consumer in self._consumers.values()} | self._getters.keys()
+
     # -- methods ---------------------------------------------------------------------------------------------------
 
     def qos(self, size: int, count: int, of_channel: bool, _now: float) -> None:
@@ -167,6 +172,7 @@ class Consuming:
             lambda delivery: self._deliver(consumer, delivery),
             now,
             options=options,
+            on_end=lambda: service.queue_ended(vhost, name),
         )
         self._consumers[tag] = consumer
         if not no_wait:

@@ -90,7 +90,11 @@ class Publishing:
         if user is not None and user != connection.asserted_name:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{connection.asserted_name[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
-        queues = channel.vhost.route(name, routing_key, headers).queues
+        vhost, service = channel.vhost, channel.service
+        queues = vhost.route(name, routing_key, headers).queues
+        if [queue for queue in queues if not service.exists(vhost, queue)]:
+            # They were deleted over another protocol, and their bindings are gone with them now.
+            queues = vhost.route(name, routing_key, headers).queues
         connection.broker.work += len(queues) >> 1
         message = message_from(properties, body, name, routing_key, connection.client_id, now)
         tag = 0
@@ -131,8 +135,7 @@ class Publishing:
                 rights.check_exchange(connection, exchange, routing_key=key)
                 continue
             rights.check_queue(connection, key, read=False)
-            if key not in vhost.queues and service.exists(vhost, key):
-                service.find(vhost, key, connection)
+            service.exists(vhost, key)
 
     def _for_topics(self, exchange: str, routing_key: str, message: Message) -> Message | None:
         """What of ``amq.topic`` goes to subscribers of MQTT; None = nothing does."""

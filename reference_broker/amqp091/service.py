@@ -97,14 +97,41 @@ class Amqp091:
         return self.broker.engine.exists(name if vhost == DEFAULT_VHOST else f"{vhost}.{name}")
 
     def exists(self, vhost: VirtualHost, queue: str) -> bool:
-        """Whether there is such a queue, be it one that came over another protocol."""
-        return queue in vhost.queues or self.broker.engine.exists(self.engine_name(vhost, queue))
+        """Whether there is such a queue. One that came over another protocol gets a record, and one that went loses it.
+
+        Also where nobody asks for it: a message must not make a queue anew that was deleted.
+        """
+        name = self.engine_name(vhost, queue)
+        there = self.broker.engine.exists(name)
+        if there == (queue in vhost.queues):
+            return there
+        if there:
+            vhost.add_queue(QueueRecord(name=queue, durable=True))
+        else:
+            self._forget(vhost, queue, name)
+        return there
 
     def find(self, vhost: VirtualHost, queue: str, owner: Hashable) -> QueueRecord:
         """A queue, be it one that came over another protocol. Raises :class:`AmqpError` (404, 405)."""
-        if queue not in vhost.queues and self.broker.engine.exists(self.engine_name(vhost, queue)):
-            vhost.add_queue(QueueRecord(name=queue, durable=True))
+        self.exists(vhost, queue)
         return vhost.find_queue(queue, owner=owner)
+
+    def queue_ended(self, vhost: VirtualHost, queue: str) -> None:
+        """The engine ends it, whoever asked for that."""
+        if queue in vhost.queues:
+            self._forget(vhost, queue, self.engine_name(vhost, queue))
+
+    def _forget(self, vhost: VirtualHost, queue: str, name: str) -> None:
+        """It is gone, or about to go: its bindings go, and who consumes from it over AMQP is told."""
+        vhost.remove_queue(queue)
+        self.topology_changed()
+        use = self._uses.pop(name, None)
+        self._letter_takers.pop(name, None)
+        if use is not None:
+            if use.expiry is not None:
+                use.expiry.cancel()
+            for consumer in list(use.consumers):
+                consumer.queue_ended()
 
     def declare(
         self,
@@ -120,8 +147,7 @@ class Amqp091:
         name = record.name
         engine = self.broker.engine
         engine_queue = self.engine_name(vhost, name)
-        if name not in vhost.queues and engine.exists(engine_queue):
-            vhost.add_queue(QueueRecord(name=name, durable=True))
+        self.exists(vhost, name)
         found = vhost.check_queue(
             name,
             owner=owner,
@@ -195,15 +221,7 @@ class Amqp091:
     def delete(self, vhost: VirtualHost, record: QueueRecord, now: float, on_done: Callable[[], None]) -> None:
         """A queue goes with all it holds; ``on_done`` is called once its end is durable, or cannot be."""
         name = self.engine_name(vhost, record.name)
-        vhost.remove_queue(record.name)
-        self.topology_changed()
-        use = self._uses.pop(name, None)
-        self._letter_takers.pop(name, None)
-        if use is not None:
-            if use.expiry is not None:
-                use.expiry.cancel()
-            for consumer in list(use.consumers):
-                consumer.queue_ended()
+        self._forget(vhost, record.name, name)
         try:
             self.broker.engine.delete_queue(name, now, lambda _error: on_done())
         except QueueError as error:

@@ -97,6 +97,9 @@ class Connection(SendBuffer, ABC):
     def is_over(self) -> bool:
         """Nothing is handled any more."""
 
+    def rules_changed(self, now: float) -> None:
+        """Users, access rules or tenants are others: who has no sessions that are looked at is judged here."""
+
     def on_full(self) -> None:
         """No more deliveries until the client has read."""
 

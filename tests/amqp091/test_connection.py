@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from assay.reference_broker.amqp091.connection import MAX_UNCONFIRMED, Phase
@@ -403,3 +404,31 @@ def test_consumers_of_a_connection_are_bounded() -> None:
     c.get("q")
     said = c.consume("q", "c", channel=2)
     assert (said[-1].name, said[-1].values[0]) == ("connection.close", 506)
+
+
+@pytest.mark.parametrize("change", ["user", "rules"])
+def test_a_reload_holds_for_who_is_connected(change: str) -> None:
+    rules = (
+        AclRuleConfig(topic="#", access=Permission.READWRITE),
+        AclRuleConfig(topic="$queue/#", access=Permission.READWRITE),
+    )
+    c = started(**SECURED, acl=AclConfig(rules=rules))
+    start_ok(c, "PLAIN", b"\0u\0right")
+    c.say(0, "connection.tune-ok", 2_047, 131_072, 0)
+    c.say(0, "connection.open", "/")
+    c.open()
+    c.declare("q")
+    c.consume("q")
+    config = c.node.config
+    if change == "user":
+        other = UserConfig(username="u", password_hash=hash_password(b"another"))
+        config = msgspec.structs.replace(config, auth=AuthConfig(users=(other,)))
+    else:
+        config = msgspec.structs.replace(config, acl=AclConfig(rules=rules[:1]))
+    c.node.reload(config, c.now)
+    said = c.only(c.hear())
+    assert (said.name, said.values[0]) == (("connection.close", 320) if change == "user" else ("channel.close", 403))
+    if change == "rules":
+        c.say(1, "channel.close-ok")
+        c.open()
+        assert c.publish("q", b"x")[-1].values[0] == 403

@@ -186,3 +186,23 @@ def test_a_connection_that_is_closing_is_told_once() -> None:
     c.send_raw(b"\x04")
     assert c.hear() == []
     assert c.end.may_close
+
+
+def test_a_queue_that_was_deleted_over_another_protocol_is_gone_for_amqp_too() -> None:
+    c, _ = both()
+    c.declare("q")
+    c.declare("r")
+    for queue in ("q", "r"):
+        c.say(1, "queue.bind", queue, "amq.fanout", "", False, ())
+    c.consume("q")
+    c.node.engine.delete_queue("q", NOW)
+    assert [(said.name, said.values[0]) for said in c.hear()] == [("basic.cancel", "t")]
+    c.node.engine.delete_queue("r", NOW)
+    c.say(1, "confirm.select", False)
+    said = c.publish("", b"x", exchange="amq.fanout", mandatory=True)
+    assert [each.name for each in said] == ["basic.return", "basic.ack"]
+    said = c.publish("r", b"x", mandatory=True)
+    assert [each.name for each in said] == ["basic.return", "basic.ack"]
+    assert not c.node.engine.exists("q")
+    assert not c.node.engine.exists("r"), "a message must not make it anew"
+    assert c.declare("r", arguments=table(x_max_length=5)).name == "queue.declare-ok"
