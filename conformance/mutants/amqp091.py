@@ -13,6 +13,7 @@ from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.topology import virtual_host
 from assay.reference_broker.amqp091.topology.tables import TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+from assay.reference_broker.amqp091.transactions import Commit
 
 Row = tuple[str, type | ModuleType, str, str, str]
 """What is broken, where (owner and function), and the text of the function that becomes another."""
@@ -184,9 +185,9 @@ _REWRITES: dict[str, Row] = {
     ),
     "amqp-commit-forgets-acknowledgements": (
         "a commit carries out no acknowledgement",
-        Publishing,
-        "commit",
-        "for settlement in transaction.settlements:",
+        Commit,
+        "_fill",
+        "for settlement in self._transaction.settlements:",
         "for settlement in ():",
     ),
     "amqp-rollback-keeps-acknowledgements": (
@@ -201,7 +202,7 @@ _REWRITES: dict[str, Row] = {
         Publishing,
         "_taken",
         "if transaction is None:",
-        "if transaction is None:\n        return _Transaction()\n    if False:",
+        "if transaction is None:\n        return Transaction()\n    if False:",
     ),
     "amqp-get-ok-counts-nothing": (
         "Get-Ok says that no message is left",

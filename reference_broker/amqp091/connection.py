@@ -104,6 +104,8 @@ class AmqpConnection(Connection):
         self.config = arrival.broker.config.amqp091
         self.frame_max_bytes = FRAME_MIN_BYTES
         self.unconfirmed = 0
+        self.transacted_count = self.transacted_bytes = 0
+        """What its channels keep for commits to come: messages and acknowledgements, and bytes of messages."""
         self.is_pressed = False
         """Queues in memory hold too much: it is read no more until they have room."""
         self._channel_max = self.config.channel_max

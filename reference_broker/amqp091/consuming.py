@@ -19,6 +19,7 @@ from assay.reference_broker.queues.groups.pending import UNLIMITED
 from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
@@ -351,11 +352,14 @@ class Consuming:
         if self._stalled:
             self.resume()
 
-    def carry_out(self, settlement: Settlement, now: float, on_done: Confirm) -> None:
-        """Settle for good. What is not there any more, since its queue was deleted, is no error."""
+    def carry_out(
+        self, settlement: Settlement, now: float, on_done: Confirm, within: TransactionKey | None = None
+    ) -> None:
+        """Settle for good, or when a transaction is committed. What is not there any more, since its queue was deleted,
+        is no error."""
         consumer, delivery = settlement.held
         broker = self._channel.connection.broker
-        broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done))
+        broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done), within=within)
         consumer.held -= 1
         if consumer.is_cancelled and not consumer.held and consumer in self._leaving:
             del self._leaving[consumer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,12 +11,13 @@ from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.messages import is_mqtt_text, message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
+from assay.reference_broker.amqp091.transactions import SEMANTICS, Commit, Published, Transaction
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueAddress, QueueError
-from assay.reference_broker.routing.message import Message, changed, memory_bytes
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import Kind, Typed
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 _MAX_KEYS: Final = TopologyLimits().max_routing_keys
 _MAX_CHARACTERS: Final = 16_383
 """Of a text that goes to MQTT, whose strings have 65 535 bytes at most."""
-_SHAPE: Final = "sec.2.1.tx"
 
 
 class _Publish:
@@ -39,25 +40,13 @@ class _Publish:
         self.failed = False
 
 
-class _Transaction:
-    """What is done at the commit."""
-
-    __slots__ = ("publishes", "settlements", "size")
-
-    def __init__(self) -> None:
-        self.publishes: list[tuple[Message, tuple[str, ...], Message | None]] = []
-        """Each with its queues, and as it goes to subscribers of MQTT."""
-        self.settlements: list[Settlement] = []
-        self.size = 0
-
-
 class Publishing:
     """The publishing half of a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._confirms = False
-        self._transaction: _Transaction | None = None
+        self._transaction: Transaction | None = None
         self._next_tag = 1
         self._floor = 1
         """All before it are answered."""
@@ -102,7 +91,13 @@ class Publishing:
             tag = self._next_tag
             self._next_tag += 1
         topical = self._for_topics(name, routing_key, message)
-        if not queues and topical is not None and self._transaction is None:
+        transaction = self._transaction
+        if transaction is not None:
+            give_back = partial(self._return, name, routing_key, properties, body) if mandatory else None
+            if queues or topical is not None or give_back is not None:
+                transaction.add(Published(message, queues, topical, give_back), channel)
+            return
+        if not queues and topical is not None:
             # Nobody can say beforehand who listens.
             mandatory = not connection.broker.publish(topical, connection, now) and mandatory
             topical = None
@@ -111,11 +106,6 @@ class Publishing:
                 self._return(name, routing_key, properties, body)
             if tag:
                 self._answer(tag, failed=False)
-            return
-        transaction = self._transaction
-        if transaction is not None:
-            self._check_room(transaction, memory_bytes(message))
-            transaction.publishes.append((message, queues, topical))
             return
         if topical is not None:
             connection.broker.publish(topical, connection, now)
@@ -187,7 +177,7 @@ class Publishing:
 
     def select_confirms(self, no_wait: bool, _now: float) -> None:
         if self._transaction is not None:
-            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", rule=_SHAPE)
+            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", rule=SEMANTICS)
         self._confirms = True
         if not no_wait:
             self._channel.send("confirm.select-ok")
@@ -227,71 +217,35 @@ class Publishing:
     # -- transactions ------------------------------------------------------------------------------------------------
 
     @property
-    def transaction(self) -> _Transaction | None:
+    def transaction(self) -> Transaction | None:
         """The open one."""
         return self._transaction
-
-    def _check_room(self, transaction: _Transaction, size: int) -> None:
-        limits = self._channel.connection.broker.config.queues.transactions
-        count = len(transaction.publishes) + len(transaction.settlements)
-        if count >= limits.max_messages or transaction.size + size > limits.max_bytes:
-            raise AmqpError(Reply.RESOURCE_ERROR, "the transaction is too large", rule=_SHAPE)
-        transaction.size += size
 
     def settle_later(self, settlement: Settlement) -> None:
         """A settlement within the transaction."""
         assert self._transaction is not None
-        self._check_room(self._transaction, 0)
-        self._transaction.settlements.append(settlement)
+        self._transaction.add_settlement(settlement, self._channel)
 
     def select_tx(self, _now: float) -> None:
         if self._confirms:
-            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", rule=_SHAPE)
+            raise AmqpError(Reply.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", rule=SEMANTICS)
         if self._transaction is None:
-            self._transaction = _Transaction()
+            self._transaction = Transaction()
         self._channel.send("tx.select-ok")
 
-    def _taken(self) -> _Transaction:
+    def _taken(self) -> Transaction:
         transaction = self._transaction
         if transaction is None:
             raise AmqpError(Reply.PRECONDITION_FAILED, "channel is not transactional", rule="tx.commit.transacted")
-        self._transaction = _Transaction()
+        self._transaction = Transaction()
         return transaction
 
     def commit(self, now: float) -> None:
-        transaction = self._taken()
-        answer = self._channel.answer_later()
-        left = 1
-        failure: QueueError | None = None
-
-        def done(error: QueueError | None) -> None:
-            nonlocal left, failure
-            left -= 1
-            failure = failure or error
-            if left:
-                return
-            if failure is None:
-                answer("tx.commit-ok")
-            else:
-                answer(AmqpError(Reply.PRECONDITION_FAILED, f"not all could be stored: {failure.text}", rule=_SHAPE))
-
-        channel = self._channel
-        for message, queues, topical in transaction.publishes:
-            left += len(queues)
-            if topical is not None:
-                channel.connection.broker.publish(topical, channel.connection, now)
-            priority = None if message.properties is None else message.properties.priority
-            for queue in queues:
-                place, options = channel.service.place_of(channel.vhost, queue, priority)
-                address = QueueAddress(queue=place)
-                channel.connection.broker.enqueue(address, message, options, channel.connection, now, done)
-        for settlement in transaction.settlements:
-            left += 1
-            channel.consuming.carry_out(settlement, now, done)
-        done(None)
+        Commit(self._channel, self._taken()).begin(now)
 
     def rollback(self, _now: float) -> None:
         transaction = self._taken()
+        transaction.give_room_back(self._channel)
         self._channel.consuming.take_back(transaction.settlements)
         self._channel.send("tx.rollback-ok")
 
@@ -299,7 +253,8 @@ class Publishing:
         """The channel is over: nothing is answered any more."""
         self._answered.clear()
         if self._transaction is not None:
-            self._transaction = _Transaction()
+            self._transaction.give_room_back(self._channel)
+            self._transaction = Transaction()
 
 
 def _goes_to_mqtt(name: str, value: Typed) -> bool:

@@ -37,6 +37,7 @@ from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Deliver, Notify
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
+from assay.reference_broker.queues.messages.publish_options import TransactionKey, options_within
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
@@ -260,9 +261,11 @@ class Broker:
         now: float,
         on_confirmed: Confirm,
         on_stored: Stored | None = None,
+        within: TransactionKey | None = None,
     ) -> None:
         """Enqueue what a client publishes, if it may: its tenant, quotas and producer. ``client`` None = the broker.
 
+        ``within``: a transaction that the broker began for it (:meth:`Transactions.begin_alone`).
         Access rules are asked before by its protocol, in the names that its client writes (:class:`AccessControl`).
         ``on_confirmed`` is called once, now or after a sync. See :meth:`QueueEngine.publish`.
         """
@@ -274,6 +277,8 @@ class Broker:
             if client is not None and client.tenant is not None and self.tenants is not None:
                 # Last, since it charges for what is published.
                 client.tenant.check_publish(message, options, self.engine, now)
+            if within is not None:
+                options = options_within(within, options)
             self.engine.publish(address, message, now, on_confirmed, on_stored, options)
         except QueueError as error:
             on_confirmed(error.bare())
@@ -295,10 +300,24 @@ class Broker:
                 self.work += self.engine.take_cost()
 
     def settle_delivery(
-        self, delivery: Delivery, outcome: Outcome, client: Client, now: float, on_done: Confirm, reason: str = ""
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        client: Client,
+        now: float,
+        on_done: Confirm,
+        reason: str = "",
+        within: TransactionKey | None = None,
     ) -> None:
-        """Settle a delivery that a client has in hand; ``on_done`` is called once, now or after a sync."""
+        """Settle a delivery that a client has in hand; ``on_done`` is called once, now or after a sync.
+
+        ``within``: with a transaction that the broker began for it; then it is called when it is part of that.
+        """
         try:
+            if within is not None:
+                self.engine.hold_delivery(delivery, outcome, consumer_id=client.client_id, now=now, within=within)
+                on_done(None)
+                return
             self.engine.settle_delivery(
                 delivery, outcome, consumer_id=client.client_id, now=now, reason=reason, on_done=on_done
             )

@@ -15,7 +15,7 @@ from assay.reference_broker.queues.delivery.settle_request import Outcome, Settl
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
-from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify
+from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify, PendingEntry
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
 from assay.reference_broker.queues.jobs.background_job import BackgroundJob
@@ -373,13 +373,24 @@ class QueueEngine(QueueOperations):
         on_done: Confirm | None = None,
     ) -> None:
         """As :meth:`settle`, of one delivery that the consumer was given: by what it has in hand, without names."""
+        holder, entry = self._held(delivery, consumer_id, now)
+        settlement.settle(holder, entry, outcome, reason or settlement.REJECTED, now, on_done)
+
+    def hold_delivery(
+        self, delivery: Delivery, outcome: Outcome, *, consumer_id: str, now: float, within: TransactionKey
+    ) -> None:
+        """As :meth:`settle_delivery`, if and when a transaction is committed. Raises :class:`QueueError`."""
+        holder, entry = self._held(delivery, consumer_id, now)
+        self.transactions.hold(within, {entry: holder}, outcome)
+
+    def _held(self, delivery: Delivery, consumer_id: str, now: float) -> tuple[ConsumerGroup, PendingEntry]:
+        """Raises :class:`QueueError` for one that the consumer does not hold, or not any more."""
         self._agenda.now = now
         queue, group = delivery.queue, delivery.group
         found = None if self._closed else self._queues.get(queue)
         named = None if found is None else found.groups.get(group)
         groups = self._settling_groups(queue, group) if named is None else (named,)
-        holder, entry = settlement.find_entry(groups, queue, delivery.partition, delivery.offset, consumer_id)
-        settlement.settle(holder, entry, outcome, reason or settlement.REJECTED, now, on_done)
+        return settlement.find_entry(groups, queue, delivery.partition, delivery.offset, consumer_id)
 
     def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:
         """The groups that a settlement may mean. Raises :class:`QueueError` (CLOSED, UNKNOWN_QUEUE)."""

@@ -86,6 +86,16 @@ def with_ttl(message: Message, ttl_ms: int, now: float) -> Message:
     return changed(message, expires_at=expires_at)
 
 
+def options_within(transaction: TransactionKey, options: PublishOptions | None) -> PublishOptions:
+    """The same, in a transaction."""
+    return msgspec.structs.replace(
+        options or PublishOptions(),
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.epoch,
+        transaction_id=transaction.transaction_id,
+    )
+
+
 def bad_option(text: str) -> QueueError:
     """The error for an option that cannot be honoured."""
     return QueueError(QueueErrorCode.BAD_OPTION, text)

@@ -10,6 +10,7 @@ waits for the syncs of all it wrote, then for that of one decision in the coordi
 records become ``HIDDEN``, which has always expired, and are counted out at once. A start reads a snapshot per partition
 and the end of its log, or all of a log that ends before its snapshot (``transaction_recovery``). Deliveries
 acknowledged in a transaction are ``COMMITTING`` until its end; a decision names each by its time too, so that a start
-settles none that came anew. Who produces (``producer_names``) is told by ids that belong to a user;
+settles none that came anew. One that is rejected in it goes to the dead letters once it is committed, and the decision
+stays until it is there. Who produces (``producer_names``) is told by ids that belong to a user;
 ``mqtt.sessions.transaction_requests`` holds each message against that, where any id is somebody's.
 """

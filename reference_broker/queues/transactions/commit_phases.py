@@ -9,17 +9,24 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.queues.groups.pending import EntryState
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
+from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, SyncPoint
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.control_records import Outcome, control_record
 from assay.reference_broker.queues.transactions.coordinator import Decision, HeldOffset
 from assay.reference_broker.queues.transactions.producer_memory import ProducerMemory
-from assay.reference_broker.queues.transactions.transaction import EndedTransaction, Transaction, TransactionState
-from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.queues.transactions.transaction import (
+    NOBODY,
+    EndedTransaction,
+    Transaction,
+    TransactionState,
+)
 
 if TYPE_CHECKING:
+    from assay.reference_broker.queues.groups.group import ConsumerGroup
     from assay.reference_broker.queues.partitions.partition import QueuePartition
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
@@ -42,6 +49,8 @@ class CommitPhases:
         self._preparing: dict[Transaction, None] = {}
         self._aborting: dict[Transaction, None] = {}
         self._completing: dict[Transaction, None] = {}
+        self._found_rejections: list[tuple[Transaction, PendingEntry, ConsumerGroup]] = []
+        """That a start found: whoever takes dead letters is there with the first turn."""
         self.has_more = False
         """The last turn had no room for all that was to be done."""
         self._marker_retries: list[tuple[float, Transaction, QueuePartition, DurableQueue, Outcome]] = []
@@ -67,7 +76,13 @@ class CommitPhases:
         for partition, queue in transaction.partitions.items():
             self.close_in(transaction, partition, queue, Outcome.COMMITTED if committed else Outcome.ABORTED)
         for entry, group in transaction.held.items():
-            group.remove(entry, None)
+            if transaction.settled.get(entry) is Settled.REJECT:
+                # Nobody gets it until then.
+                entry.state = EntryState.COMMITTING
+                transaction.markers += 1
+                self._found_rejections.append((transaction, entry, group))
+            else:
+                group.remove(entry, None)
         if committed:
             self._completing[transaction] = None
             self._agenda.is_committing = True
@@ -88,6 +103,11 @@ class CommitPhases:
     def step(self, now: float) -> None:
         """At the end of a turn, when everything is written: go on with what is being committed or aborted."""
         self.has_more = False
+        for transaction, entry, group in self._found_rejections:
+            transaction.markers -= 1
+            if entry.state is EntryState.COMMITTING:
+                self._settle(transaction, entry, group, now)
+        self._found_rejections.clear()
         for transaction in self._written(self._preparing):
             del self._preparing[transaction]
             # The coordinator, too: a power loss may keep the decision and lose what was written just before it.
@@ -151,9 +171,16 @@ class CommitPhases:
             [(queue.name, partition.index) for partition, queue in transaction.partitions.items()],
             [
                 HeldOffset(
-                    group.config.name, group.group_id, entry.place.index, entry.offset, int(entry.claimed_at * 1000)
+                    group.config.name,
+                    group.group_id,
+                    entry.place.index,
+                    entry.offset,
+                    int(entry.claimed_at * 1000),
+                    entry in transaction.settled,
                 )
                 for entry, group in transaction.held.items()
+                # What is given back is that as well when nothing is known of it.
+                if transaction.settled.get(entry) is not Settled.FAIL
             ],
         )
         coordinator = self._memory.coordinator
@@ -185,26 +212,41 @@ class CommitPhases:
         coordinator = self._memory.coordinator
         if coordinator.open.get(transaction.producer) is transaction:
             del coordinator.open[transaction.producer]
-        if len(self.ended) >= _MAX_ENDED:
-            del self.ended[next(iter(self.ended))]
-        self.ended[transaction.id] = EndedTransaction(
-            producer=transaction.producer, outcome=outcome, reason=transaction.reason
-        )
+        if transaction.holder != NOBODY:
+            if len(self.ended) >= _MAX_ENDED:
+                del self.ended[next(iter(self.ended))]
+            self.ended[transaction.id] = EndedTransaction(
+                producer=transaction.producer, outcome=outcome, reason=transaction.reason
+            )
         for partition, queue in transaction.partitions.items():
             self.close_in(transaction, partition, queue, outcome)
         for entry, group in transaction.held.items():
             if entry.state is not EntryState.COMMITTING:
                 continue
             if committed:
-                group.counts.acked += 1
-                group.trace(TraceKind.ACKED, entry)
-                group.remove(entry, None)
+                self._settle(transaction, entry, group, now)
             else:
                 group.retry(entry, now, now, "transaction aborted")
         if committed and transaction.id in coordinator.decisions:
             self._completing[transaction] = None
             self._agenda.is_committing = True
         self.tell(transaction, None if committed else aborted_error(transaction.id, transaction.reason))
+
+    def _settle(self, transaction: Transaction, entry: PendingEntry, group: ConsumerGroup, now: float) -> None:
+        """It is committed: a delivery that was settled in it is settled for good."""
+        outcome = transaction.settled.get(entry, Settled.ACCEPT)
+        if outcome is not Settled.REJECT:
+            settlement.settle(group, entry, outcome, "", now, None)
+            return
+        transaction.markers += 1
+
+        def moved(error: QueueError | None) -> None:
+            transaction.markers -= 1
+            if error is not None:
+                # It is tried again. If that does not come about, the next start finds the decision.
+                self._completing.pop(transaction, None)
+
+        settlement.settle(group, entry, outcome, settlement.REJECTED, now, moved)
 
     def tell(self, transaction: Transaction, error: QueueError | None) -> None:
         """Whoever waits for its end learns that it is committed, or why not, and goes on."""

@@ -48,7 +48,7 @@ class Producer(msgspec.Struct, array_like=True):
 
 
 class HeldOffset(msgspec.Struct, array_like=True, frozen=True):
-    """A message that was acknowledged in a transaction."""
+    """A message that was acknowledged in a transaction, or rejected."""
 
     queue: str
     group: str
@@ -56,6 +56,7 @@ class HeldOffset(msgspec.Struct, array_like=True, frozen=True):
     offset: int
     delivered_at_ms: int | None = None
     """Names the delivery: a later one, to a group that was reset or made anew since, is not meant. None: not told."""
+    is_rejected: bool = False
 
 
 class Decision(msgspec.Struct, array_like=True, frozen=True):

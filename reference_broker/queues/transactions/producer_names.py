@@ -60,11 +60,7 @@ class ProducerNames:
         nothing; None is the broker's own program, which may use every id, and those that it begins are nobody's.
         """
         self._agenda.now = now
-        if self.closed:
-            raise closing_error()
-        coordinator = self.memory.coordinator
-        if coordinator.failure is not None:
-            raise coordinator.failure
+        coordinator = self._usable_coordinator()
         if transactional_id is None:
             number = _tag_of(owner or "") << _NUMBER_BITS | coordinator.take_number()
             self._tell_identity(ProducerIdentity(number, 0), on_done)
@@ -91,6 +87,15 @@ class ProducerNames:
         if running is not None and running.state in UNDECIDED:
             self._phases.abort(running, f"fenced: epoch {known.epoch} of its producer has begun")
         self._tell_identity(ProducerIdentity(known.id, known.epoch), on_done)
+
+    def _usable_coordinator(self) -> Coordinator:
+        """Raises :class:`QueueError` (CLOSED, STORAGE_FAILED)."""
+        if self.closed:
+            raise closing_error()
+        coordinator = self.memory.coordinator
+        if coordinator.failure is not None:
+            raise coordinator.failure
+        return coordinator
 
     def _init_again(self, transactional_id: str, on_done: OnProducer, owner: str | None) -> None:
         try:
@@ -172,6 +177,11 @@ def _tag_of(owner: str) -> int:
         return 0
     digest = int.from_bytes(hashlib.sha256(owner.encode()).digest()[:8], "big")
     return digest % _LARGEST_TAG + 1
+
+
+def producer_of_broker(number: int) -> int:
+    """The id of a producer that no client may name: its tag is no owner's."""
+    return (_LARGEST_TAG + 1) << _NUMBER_BITS | number
 
 
 def check_tag(tag: int, owner: str, what: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint
 from assay.reference_broker.queues.messages.control_records import Outcome
 
@@ -47,6 +48,8 @@ TRANSITIONS: Final = (
 )
 """Source, event, target, by the values of the states; docs/spec/transactions.md draws it."""
 STEPS: Final = frozenset((source, target) for source, event, target in TRANSITIONS if not event.startswith("restart"))
+NOBODY: Final = ""
+"""Holder of transactions that nobody asks about once they have ended."""
 UNDECIDED: Final = frozenset((TransactionState.OPEN, TransactionState.PREPARING))
 
 
@@ -76,7 +79,9 @@ class Transaction:
         self.ends_by = now + timeout_s
         self.partitions: dict[QueuePartition, DurableQueue] = {}
         self.held: dict[PendingEntry, ConsumerGroup] = {}
-        """Deliveries that were acknowledged in it."""
+        """Deliveries that were settled in it."""
+        self.settled: dict[PendingEntry, Settled] = {}
+        """What becomes of those of them that are not accepted."""
         self.also: dict[SyncPoint, None] = {}
         """Other logs that must be durable with it: the partitions of those deliveries."""
         self.messages = 0
@@ -88,7 +93,7 @@ class Transaction:
         self.afterwards: list[Callable[[], None]] = []
         """Called when it has ended."""
         self.markers = 0
-        """Control records that are not written yet."""
+        """Control records that are not written yet, and rejected messages that are not where they go."""
 
     @property
     def is_empty(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, raise_if_not_tried
 from assay.reference_broker.queues.jobs.store import PartitionLog
 from assay.reference_broker.queues.messages.control_records import mark_of
@@ -157,4 +158,6 @@ def _decided(transaction_id: str, decision: Decision, queues: Mapping[str, Durab
         entry = group.unsettled_entry(held.partition, held.offset)
         if entry is not None and held.delivered_at_ms in (None, int(entry.claimed_at * 1000)):
             transaction.held[entry] = group
+            if held.is_rejected:
+                transaction.settled[entry] = Settled.REJECT
     return transaction

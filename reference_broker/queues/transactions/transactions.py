@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
@@ -26,8 +27,9 @@ from assay.reference_broker.queues.messages.publish_options import PublishOption
 from assay.reference_broker.queues.partitions.producers import Acceptance
 from assay.reference_broker.queues.transactions import transaction_recovery
 from assay.reference_broker.queues.transactions.commit_phases import aborted_error
-from assay.reference_broker.queues.transactions.producer_names import ProducerNames
+from assay.reference_broker.queues.transactions.producer_names import ProducerNames, producer_of_broker
 from assay.reference_broker.queues.transactions.transaction import (
+    NOBODY,
     UNDECIDED,
     EndedTransaction,
     Transaction,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 _ENDED_DEADLINES = 1_024
 """So many more than there are transactions that have not ended are kept for those that have."""
 OnBegun = Callable[[QueueError | None, str], None]
+OnBegunAlone = Callable[[QueueError | None, TransactionKey], None]
 
 
 class Transactions(ProducerNames):
@@ -119,10 +122,9 @@ class Transactions(ProducerNames):
             raise QueueError(QueueErrorCode.TRANSACTION_STATE, text)
         if timeout_s is not None and not 0 < timeout_s <= config.max_timeout_s:
             raise bad_option(f"a transaction's timeout is over 0 and at most {config.max_timeout_s:g} s")
-        if len(self._phases.open) >= config.max_open:
-            raise QueueError(
-                QueueErrorCode.LIMIT, f"{len(self._phases.open)} transactions are open, which is the limit"
-            )
+        count = len(self._phases.open) - self._phases.open_of.get(NOBODY, 0)
+        if count >= config.max_open:
+            raise QueueError(QueueErrorCode.LIMIT, f"{count} transactions are open, which is the limit")
         if holder is not None and self._phases.open_of.get(holder, 0) >= config.max_open_per_user:
             text = f"{config.max_open_per_user} transactions of this user are open, which is the limit"
             raise QueueError(QueueErrorCode.LIMIT, text)
@@ -136,7 +138,29 @@ class Transactions(ProducerNames):
             holder=holder,
         )
         coordinator.producers[name].used_at_s = now
-        coordinator.open[producer_id] = transaction
+        self._add(transaction, on_done)
+
+    def begin_alone(self, now: float, on_done: OnBegunAlone) -> None:
+        """Begin a transaction whose producer has no other, and that nobody asks about later: ``on_done`` gets its key,
+        or the error, once. No client can name its producer.
+
+        They do not count among those that may be open: who begins them bounds how many there are. Raises
+        :class:`QueueError` (STORAGE_FAILED, CLOSED) and then does not call it.
+        """
+        self._agenda.now = now
+        coordinator = self._usable_coordinator()
+        number = coordinator.take_number()
+        key = TransactionKey(producer_of_broker(number), 0, str(number))
+        timeout_s = self._config.max_timeout_s
+        transaction = Transaction(
+            key.transaction_id, key.producer_id, 0, "", now=now, timeout_s=timeout_s, holder=NOBODY
+        )
+        self._add(transaction, lambda error, _name: on_done(error, key))
+
+    def _add(self, transaction: Transaction, on_done: OnBegun) -> None:
+        """It has begun; that is told once its number is never given out again."""
+        coordinator = self.memory.coordinator
+        coordinator.open[transaction.producer] = transaction
         self._phases.add(transaction)
         if len(self._deadlines) > 2 * len(self._phases.open) + _ENDED_DEADLINES:
             self._deadlines = [(each.ends_by, each.id) for each in self._phases.open.values()]
@@ -265,8 +289,13 @@ class Transactions(ProducerNames):
             self.memory.of(queue, place)
             transaction.partitions[place] = queue
 
-    def hold(self, within: TransactionKey, entries: Mapping[PendingEntry, ConsumerGroup]) -> None:
-        """Acknowledge deliveries in a transaction: they are settled if and when that is committed.
+    def hold(
+        self,
+        within: TransactionKey,
+        entries: Mapping[PendingEntry, ConsumerGroup],
+        outcome: Settled = Settled.ACCEPT,
+    ) -> None:
+        """Settle deliveries in a transaction: by ``outcome``, if and when that is committed.
 
         Until then they do not time out, and nobody else gets them; an abort gives them back. All or none: raises
         :class:`QueueError`.
@@ -277,6 +306,8 @@ class Transactions(ProducerNames):
             group.release(entry)
             entry.state = EntryState.COMMITTING
             transaction.held[entry] = group
+            if outcome is not Settled.ACCEPT:
+                transaction.settled[entry] = outcome
             transaction.also[entry.place.partition] = None
 
     # -- ending --------------------------------------------------------------------------------------------------
