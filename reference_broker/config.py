@@ -32,6 +32,7 @@ from assay.reference_broker.config_queues import DeadLetterConfig as DeadLetterC
 from assay.reference_broker.config_queues import Durability as Durability
 from assay.reference_broker.config_queues import GroupConfig as GroupConfig
 from assay.reference_broker.config_queues import GroupStart as GroupStart
+from assay.reference_broker.config_queues import LimitScope as LimitScope
 from assay.reference_broker.config_queues import Ordering as Ordering
 from assay.reference_broker.config_queues import Overflow as Overflow
 from assay.reference_broker.config_queues import PartitionerKind as PartitionerKind

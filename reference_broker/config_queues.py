@@ -68,6 +68,22 @@ class Overflow(StrEnum):
     """The oldest message that nobody was given makes room; where there is none, the publish is refused."""
     DEAD_LETTER_OLDEST = "dead_letter_oldest"
     """Likewise, and it goes to the dead-letter queue."""
+    REJECT_TO_DEAD_LETTERS = "reject_to_dead_letters"
+    """The publish is refused, and its message goes to the dead-letter queue."""
+
+    @property
+    def drops(self) -> bool:
+        """Older messages make room."""
+        return self in (Overflow.DROP_OLDEST, Overflow.DEAD_LETTER_OLDEST)
+
+
+class LimitScope(StrEnum):
+    """Which messages ``max_depth`` and ``max_bytes`` count."""
+
+    UNSETTLED = "unsettled"
+    """All that the slowest group has not settled."""
+    READY = "ready"
+    """Those among them that are with no consumer, and that none has room for. What comes back counts again."""
 
 
 class RetryConfig(Section, frozen=True, kw_only=True):
@@ -219,6 +235,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     max_depth: int = 100_000
     max_bytes: int = 0
     """Payloads and user properties that the slowest group has not settled; 0 = no limit."""
+    limits_count: LimitScope = LimitScope.UNSETTLED
     overflow: Overflow = Overflow.REJECT
     max_delayed: int = 1_000_000
     """Messages that wait for their time; they do not count against ``max_depth``."""

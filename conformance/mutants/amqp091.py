@@ -208,7 +208,7 @@ _REWRITES: dict[str, Row] = {
         "Get-Ok says that no message is left",
         Consuming,
         "_deliver",
-        "ready = max(0, channel.service.ready_count(channel.vhost, consumer.record.name))",
+        "ready = channel.service.ready_count(channel.vhost, consumer.record.name)",
         "ready = 0",
     ),
     # Channels and frames

@@ -270,7 +270,7 @@ class Consuming:
         if consumer.tag:
             method = encode_method(_DELIVER, consumer.tag, tag, repeated, exchange, key)
         else:
-            ready = max(0, channel.service.ready_count(channel.vhost, consumer.record.name))
+            ready = channel.service.ready_count(channel.vhost, consumer.record.name)
             method = encode_method(_GET_OK, tag, repeated, exchange, key, ready)
         body = message.payload
         header = header_of(len(body), properties_of(message, connection.broker.now), connection.frame_max_bytes)

@@ -8,6 +8,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.config import LimitScope, Overflow
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 
@@ -32,8 +33,7 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     """It is deleted when nobody used it for so long."""
     max_length: int | None = None
     max_length_bytes: int | None = None
-    rejects: bool = False
-    """What is over the limits is refused; otherwise the oldest makes room."""
+    overflow: str = "drop-head"
     delivery_limit: int | None = None
     max_priority: int | None = None
     is_single_active: bool = False
@@ -86,9 +86,9 @@ def _integer(field: str, least: int, most: int) -> Any:
 
 
 def _overflow(value: Typed, _given: dict[str, Any]) -> _Read:
-    if value.kind is not Kind.TEXT or value.value not in ("drop-head", "reject-publish"):
-        return None, "it must be drop-head or reject-publish"
-    return ("rejects", value.value == "reject-publish"), ""
+    if value.kind is not Kind.TEXT or value.value not in _OVERFLOW:
+        return None, f"it must be one of {', '.join(_OVERFLOW)}"
+    return ("overflow", value.value), ""
 
 
 def _queue_type(value: Typed, _given: dict[str, Any]) -> _Read:
@@ -130,6 +130,14 @@ _READERS: Final[dict[str, Any]] = {
 }
 
 
+_OVERFLOW: Final = {
+    "drop-head": (Overflow.DROP_OLDEST, Overflow.DEAD_LETTER_OLDEST),
+    "reject-publish": (Overflow.REJECT, Overflow.REJECT),
+    "reject-publish-dlx": (Overflow.REJECT, Overflow.REJECT_TO_DEAD_LETTERS),
+}
+"""Without a dead letter exchange, and with one."""
+
+
 def lane_of(priority: int | None, most: int) -> Priority:
     """The lane of a message in a queue whose highest priority is ``most``: the more urgent, the higher its priority.
 
@@ -160,6 +168,8 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
             "total_timeout_s": 0.0,
         },
         "priority": {"enabled": False},
+        "limits_count": LimitScope.READY.value,
+        "overflow": _OVERFLOW[arguments.overflow][arguments.dead_letter_exchange is not None].value,
     }
     if arguments.max_priority is not None:
         # As good as strictly by priority.
@@ -170,8 +180,6 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         settings["max_depth"] = max(1, arguments.max_length)
     if arguments.max_length_bytes is not None:
         settings["max_bytes"] = max(1, arguments.max_length_bytes)
-    if not arguments.rejects:
-        settings["overflow"] = "drop_oldest" if arguments.dead_letter_exchange is None else "dead_letter_oldest"
     if not durable:
         # Its declaration says when it ends, whoever consumes from it.
         settings |= {"ephemeral": True, "expires_after_s": _FOR_EVER_S}

@@ -211,7 +211,7 @@ class Amqp091:
 
     def ready_count(self, vhost: VirtualHost, queue: str) -> int:
         """Messages that a consumer could get."""
-        return self.broker.engine.stats(self.engine_name(vhost, queue)).ready
+        return max(0, self.broker.engine.ready_count(self.engine_name(vhost, queue), GROUP))
 
     def consumer_count(self, vhost: VirtualHost, queue: str) -> int:
         """Consumers over AMQP."""

@@ -162,3 +162,19 @@ def test_what_a_publisher_writes_as_deaths_harms_nobody() -> None:
     for number in range(MAX_DEATHS + 9):
         headers = with_death(headers, f"q{number}", "expired", "", ["k"], NOW)
     assert len(deaths_of(headers)) == MAX_DEATHS
+
+
+@pytest.mark.parametrize("limit", [{"x_max_length": 1}, {"x_max_length_bytes": 1}])
+def test_what_a_full_queue_refuses_goes_to_its_exchange(limit: dict[str, Any]) -> None:
+    c = client(x_overflow="reject-publish-dlx", **limit)
+    c.say(1, "confirm.select", False)
+    assert c.publish("q", b"x")[0].name == "basic.ack"
+    refused = c.publish("q", b"y", BasicProperties(message_id="m"))
+    assert [(each.name, each.values) for each in refused] == [("basic.nack", (2, False, False))]
+    got = c.get("d")
+    assert (got.body, got.values[2:4]) == (b"y", ("amq.fanout", "q"))
+    assert (death(got)["reason"], death(got)["queue"]) == ("maxlen", "q")
+    assert got.properties is not None
+    assert got.properties.message_id == "m"
+    assert c.get("q").body == b"x"
+    assert c.get("d").name == "basic.get-empty"

@@ -12,6 +12,7 @@ from assay.reference_broker.config import PROFILE_DEFAULTS, Durability, Profile,
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
 from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, SettleRequest
+from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log import LogOptions
@@ -124,11 +125,24 @@ class QueueBench:
         return outcome
 
     def consumer(
-        self, consumer_id: str = "c", *, queue: str = "q", group: str = "g", pattern: str = "", room: int = 10**9
+        self,
+        consumer_id: str = "c",
+        *,
+        queue: str = "q",
+        group: str = "g",
+        pattern: str = "",
+        room: int = 10**9,
+        **options: Any,
     ) -> BenchConsumer:
         consumer = BenchConsumer(self, consumer_id, room)
         consumer.handle = self.engine.subscribe(
-            queue, pattern=pattern, group=group, consumer_id=consumer_id, deliver=consumer.deliver, now=self.now
+            queue,
+            pattern=pattern,
+            group=group,
+            consumer_id=consumer_id,
+            deliver=consumer.deliver,
+            now=self.now,
+            options=SubscribeOptions(**options),
         )
         return consumer
 

@@ -516,3 +516,88 @@ def test_every_message_is_accounted_for(bench_with: Benches) -> None:
             left = group.acked + group.expired + group.dropped + group.dead_lettered + group.discarded
             assert there + left == published, (seed, group)
             assert group.lag >= 0
+
+
+# -- limits that count what is ready ---------------------------------------------------------------------------------
+
+_READY = {"limits_count": "ready", "ordering": "place", "retry": {"initial_backoff_s": 0.0, "max_retries": 10**6}}
+
+
+@pytest.mark.parametrize("limit", [{"max_depth": 2}, {"max_bytes": 2}])
+def test_what_is_with_a_consumer_does_not_count(bench_with: Benches, disk: MemoryDisk | None, limit: Any) -> None:
+    bench = bench_with(disk, **_READY, **limit)
+    for value in "abcd":
+        bench.publish(value) if value in "ab" else _refused(bench, value)
+    consumer = bench.consumer(prefetch=2)
+    bench.turn()
+    assert consumer.values == ["a", "b"]
+    bench.publish("c")
+    bench.publish("d")
+    assert _refused(bench, "e") is QueueErrorCode.FULL
+    consumer.ack(consumer.got[0])
+    bench.turn()
+    assert consumer.values == ["a", "b", "c"]
+    bench.publish("f")
+    assert _refused(bench, "g") is QueueErrorCode.FULL
+    # What comes back counts again.
+    consumer.leave()
+    bench.turn()
+    assert bench.engine.stats("q").ready == 4
+    assert _refused(bench, "h") is QueueErrorCode.FULL
+
+
+@pytest.mark.parametrize("limit", [{"max_depth": 2}, {"max_bytes": 2}])
+@pytest.mark.parametrize("overflow", ["drop_oldest", "dead_letter_oldest"])
+def test_what_comes_back_to_a_full_queue_is_the_oldest(
+    bench_with: Benches, disk: MemoryDisk | None, overflow: str, limit: Any
+) -> None:
+    bench = bench_with(disk, **_READY, **limit, overflow=overflow)
+    consumer = bench.consumer(prefetch=2)
+    for value in "abcd":
+        bench.publish(value)
+        bench.turn()
+    assert consumer.values == ["a", "b"]
+    assert bench.engine.stats("q").ready == 2
+    consumer.leave()
+    bench.turn()
+    other = bench.consumer("other")
+    bench.turn()
+    assert other.values == ["c", "d"]
+    if overflow == "dead_letter_oldest":
+        assert _dead(bench) == [("a", "QUEUE_FULL"), ("b", "QUEUE_FULL")]
+    for delivery in other.take():
+        other.ack(delivery)
+    bench.turn()
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.held_bytes) == (0, 0)
+
+
+def test_what_consumers_have_room_for_does_not_count(bench_with: Benches, disk: MemoryDisk | None) -> None:
+    bench = bench_with(disk, **_READY, max_depth=1, overflow="drop_oldest")
+    consumer = bench.consumer(prefetch=3)
+    for value in "abc":
+        bench.publish(value)
+    bench.turn()
+    assert consumer.values == ["a", "b", "c"], "all of one turn, though the queue holds one"
+    for value in "def":
+        bench.publish(value)
+    bench.turn()
+    consumer.ack(consumer.got[0])
+    bench.turn()
+    assert consumer.values == ["a", "b", "c", "f"]
+
+
+def test_what_a_full_queue_refuses_becomes_a_dead_letter(bench_with: Benches, disk: MemoryDisk | None) -> None:
+    bench = bench_with(disk, max_depth=1, overflow="reject_to_dead_letters")
+    bench.publish("a")
+    assert _refused(bench, "b") is QueueErrorCode.FULL
+    bench.turn()
+    assert _dead(bench) == [("b", "QUEUE_FULL")]
+    assert bench.engine.stats("q").depth == 1
+
+
+def test_more_bytes_than_a_queue_may_hold_become_a_dead_letter(bench_with: Benches, disk: MemoryDisk | None) -> None:
+    bench = bench_with(disk, max_bytes=2, overflow="reject_to_dead_letters")
+    assert _refused(bench, "abc") is QueueErrorCode.FULL
+    bench.turn()
+    assert _dead(bench) == [("abc", "QUEUE_FULL")]

@@ -95,7 +95,7 @@ def _held(count: int, **fields: Any) -> tuple[TurnBench, BenchConsumer]:
 
 def _waiting(bench: TurnBench) -> int:
     """Deliveries that wait for the next one."""
-    return bench.engine._queues["q"].groups["g"].entry_states()[1]
+    return bench.engine._queues["q"].groups["g"].waiting_count
 
 
 def _deliveries(count: int) -> tuple[TurnBench, Callable[[], object] | None, Callable[[], bool]]:

@@ -212,6 +212,31 @@ async def dlx_maxlen(ctx: AmqpContext) -> None:
     ctx.must(left == [b"3", b"4"], f"expected the newest two in the queue; seen {left}")
 
 
+@amqp_case(
+    "extensions/refused-publishes-are-dead-letters",
+    mutant="amqp-refused-publishes-lost",
+    clauses=("rmq.dlx.reasons", "rmq.queue.max-length"),
+)
+async def dlx_refused(ctx: AmqpContext) -> None:
+    """With x-overflow reject-publish-dlx what a full queue refuses goes to the dead letter exchange, for maxlen.
+
+    A length of one and three messages: the first stays. Where there are confirms, the others are refused by them.
+    """
+    channel = await ctx.channel()
+    await ctx.needs_argument("x-overflow", "assay-nonsense")
+    more = {"x_max_length": 1, "x_overflow": "reject-publish-dlx"}
+    queue, _ = await _dead_letters(ctx, channel, **more)
+    publisher = await channel.connection.channel()
+    if ctx.capabilities.get("publisher_confirms"):
+        await publisher.call("confirm.select")
+    for body in (b"1", b"2", b"3"):
+        publisher.publish("", queue, body)
+    for body in (b"2", b"3"):
+        _death(ctx, await channel.delivery(body), queue, "maxlen")
+    event = await channel.get_soon(queue)
+    ctx.must(event.body == b"1", f"expected the oldest to stay in the queue; seen {event.body!r}")
+
+
 @amqp_case("extensions/a-circle-of-dead-letters-ends", clauses=("rmq.dlx.cycle",))
 async def dlx_cycle(ctx: AmqpContext) -> None:
     """A message that only expires in a circle of dead letters is dropped.
@@ -252,7 +277,11 @@ async def dlx_missing(ctx: AmqpContext) -> None:
 # Lengths and priorities
 
 
-@amqp_case("extensions/a-full-queue-drops-its-oldest", clauses=("rmq.queue.max-length",))
+@amqp_case(
+    "extensions/a-full-queue-drops-its-oldest",
+    mutant="amqp-limits-count-what-is-held",
+    clauses=("rmq.queue.max-length",),
+)
 async def max_length(ctx: AmqpContext) -> None:
     """x-max-length and x-max-length-bytes bound what is ready: the oldest messages go.
 

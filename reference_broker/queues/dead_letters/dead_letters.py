@@ -69,9 +69,25 @@ def dead_letter_message(
         (MOVED_AT, rfc3339(now)),
         (PRIORITY, Priority(stored.lane).name.lower()),
     )
+    return _letter(queue, stored.routing_key, message, history)
+
+
+def refused_letter(queue: str, routing_key: str, message: Message, reason: str, now: float) -> Message:
+    """Likewise, of a message that the queue never took."""
+    history = (
+        (ORIGINAL_QUEUE, queue),
+        (ORIGINAL_TOPIC, message.topic),
+        (DELIVERY_COUNT, "0"),
+        (REASON, reason),
+        (MOVED_AT, rfc3339(now)),
+    )
+    return _letter(queue, routing_key, message, history)
+
+
+def _letter(queue: str, routing_key: str, message: Message, history: tuple[tuple[str, str], ...]) -> Message:
     own = tuple(pair for pair in message.user_properties if not pair[0].startswith(PROPERTY_PREFIX))
     return Message(
-        topic=topic_of(dead_letter_name(queue), stored.routing_key),
+        topic=topic_of(dead_letter_name(queue), routing_key),
         payload=message.payload,
         publisher=message.publisher,
         payload_format=message.payload_format,

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.queues.delays.delay_recovery import fired_among, waiting_runs
 from assay.reference_broker.queues.delays.delay_thinning import DelayThinning
 from assay.reference_broker.queues.delays.delayed_message import (
@@ -307,7 +307,7 @@ class DelayStore:
             return
         firing: list[int] = []
         config = self._target.config
-        may_drop = self._done is not None and config.overflow is not Overflow.REJECT
+        may_drop = self._done is not None and config.overflow.drops
         room = self._target.room if may_drop and not config.max_bytes else 0
         for at, offset in enumerate(due):
             if may_drop and at >= room:

@@ -331,6 +331,8 @@ class Dispatcher:
         ]
         end = offset + count
         place.pending.update(zip(range(offset, end), entries, strict=True))
+        if place.partition.sizes is not None:
+            group.out_bytes += sum(map(group.bytes_of, entries))
         place.cursor = end
         group.cursor_total += count
         group.unsettled += count
@@ -369,11 +371,14 @@ class Dispatcher:
         place.cursor = offset + 1
         group.cursor_total += 1
         group.unsettled += 1
+        size = 0 if place.partition.sizes is None else place.partition.sizes.of(offset)
+        group.out_bytes += size
         if not self._hand_over(entry, stored, consumer, now):
             del place.pending[offset]
             place.cursor = offset
             group.cursor_total -= 1
             group.unsettled -= 1
+            group.out_bytes -= size
             return False
         group.log.add(place.number, offset, consumer.consumer_id, int(now * 1000), 1)
         if entry.state is not DELIVERED:
@@ -455,14 +460,14 @@ class Dispatcher:
         due, is_first = entry.deadline, not entry.delivery_count
         if is_first:
             entry.first_delivered_at = now
+        group.stops_waiting(entry)
         released, entry.released = entry.released, False
         entry.delivery_count += not released
         if not self._hand_over(entry, stored, consumer, now):
             entry.delivery_count -= not released
             entry.released = released
             entry.deadline = due
-            entry.state = EntryState.WAITING
-            place.push_waiting(entry)
+            group.starts_waiting(entry)
             return False
         group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         if entry.state is not DELIVERED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.config import LimitScope, QueueConfig
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.partitions.departures import Departures
@@ -47,8 +47,27 @@ class QueueContents:
         return self.end_total - sum(partition.head + partition.gone_count for partition in self.partitions)
 
     def staying_of(self, group: ConsumerGroup) -> int:
-        """Likewise, of one group."""
+        """What the limit on the depth counts of one group: likewise, or what is ready and no consumer has room for."""
+        if self.config.limits_count is LimitScope.READY:
+            ready = self.ready_of(group)
+            return ready - group.room_for(ready)
         return self.end_total - group.cursor_total + group.unsettled - group.leaving
+
+    @property
+    def certain_room(self) -> int:
+        """Messages that fit whatever consumers take."""
+        if self.groups and self.config.limits_count is LimitScope.READY:
+            return self.config.max_depth - max(map(self.ready_of, self.groups.values()))
+        return self.config.max_depth - self.staying
+
+    def ready_of(self, group: ConsumerGroup) -> int:
+        """Messages that a group could get now or after a retry wait; in constant time."""
+        return self.end_total - group.cursor_total + group.waiting_count
+
+    def ready_for(self, group: str) -> int:
+        """Likewise, of a group by its id; one to come begins with all that is kept."""
+        found = self.groups.get(group)
+        return self._loose_depth if found is None else self.ready_of(found)
 
     # -- from where on -------------------------------------------------------------------------------------------
 

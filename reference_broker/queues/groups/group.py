@@ -237,11 +237,11 @@ class ConsumerGroup(GroupState):
         entries = (entry for place in self.every_place for entry in place.pending.values())
         return sum(entry.state is EntryState.WAITING and not entry.delivery_count for entry in entries)
 
-    def entry_states(self) -> tuple[int, int, int]:
-        """Numbers of entries delivered, waiting, and on their way to the dead-letter queue."""
+    def entry_states(self) -> tuple[int, int]:
+        """Numbers of entries delivered, and on their way to the dead-letter queue."""
         states = [entry.state for place in self.every_place for entry in place.pending.values()]
         waiting, moving = states.count(EntryState.WAITING), states.count(EntryState.DEAD_LETTERING)
-        return len(states) - waiting - moving, waiting, moving
+        return len(states) - waiting - moving, moving
 
     @property
     def is_committing(self) -> bool:
@@ -277,6 +277,16 @@ class ConsumerGroup(GroupState):
         """First deliveries that the group's bound on unsettled messages still allows."""
         return self._max_pending - self.unsettled
 
+    def room_for(self, most: int) -> int:
+        """Of so many ready messages, those that its consumers have room for."""
+        room = 0
+        for consumer in self.consumers.values():
+            if not consumer.blocked and consumer.room > 0:
+                room += consumer.room
+                if room >= most:
+                    return most
+        return room
+
     def release(self, entry: PendingEntry) -> None:
         """Its consumer does not hold it any more, and was the last one."""
         consumer = entry.consumer
@@ -302,6 +312,7 @@ class ConsumerGroup(GroupState):
         """Nothing becomes of it: where the group stands is set anew."""
         self.release(entry)
         self._leaves_no_more(entry)
+        self._holds_back_no_more(entry)
         entry.state = SETTLED
         del entry.place.pending[entry.offset]
         self.unsettled -= 1
@@ -312,9 +323,10 @@ class ConsumerGroup(GroupState):
         self.release(entry)
         self._holds_back_no_more(entry)
         entry.state = SETTLED
-        if self._counts_bytes and entry.delivery_count:
-            sizes = entry.place.partition.sizes
-            self.held_bytes -= sizes.of(entry.offset) if sizes is not None else 0
+        if self._counts_bytes:
+            size = self.bytes_of(entry)
+            self.held_bytes -= size
+            self.out_bytes -= size
         del entry.place.pending[entry.offset]
         if self.unsettled == self._max_pending:
             self.agenda.groups_to_serve[self] = None
@@ -342,6 +354,8 @@ class ConsumerGroup(GroupState):
                 if consumer.in_flight >= consumer.limit:
                     wants_more = True
                 consumer.in_flight -= 1
+            elif entry.state is EntryState.WAITING:
+                self.stops_waiting(entry)
             entry.state = SETTLED
             if entry.place is not place:
                 if place is not None:
@@ -391,8 +405,7 @@ class ConsumerGroup(GroupState):
         self._wait(entry, now)
 
     def _wait(self, entry: PendingEntry, now: float) -> None:
-        entry.state = EntryState.WAITING
-        entry.place.push_waiting(entry)
+        self.starts_waiting(entry)
         if entry.deadline <= now:
             self.agenda.groups_to_serve[self] = None
         else:
@@ -410,6 +423,7 @@ class ConsumerGroup(GroupState):
     def _holds_back_no_more(self, entry: PendingEntry) -> None:
         """What waited behind a message that waited for its retry may come, if that goes without one."""
         if entry.state is EntryState.WAITING:
+            self.stops_waiting(entry)
             self.agenda.groups_to_serve[self] = None
 
     def dead_lettered(self, entry: PendingEntry, reason: str, on_done: Confirm | None) -> None:

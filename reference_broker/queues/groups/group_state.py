@@ -62,8 +62,12 @@ class GroupState(SyncPoint, ABC):
         self.counts = GroupCounts()
         self.unsettled = 0
         """Pending entries of all partitions."""
+        self.waiting_count = 0
+        """Those among them that wait for a delivery."""
         self.held_bytes = 0
         """Bytes of what it has not settled, where the queue limits its bytes."""
+        self.out_bytes = 0
+        """Those among them that are not ready."""
         self.cursor_total = 0
         """Sum of the cursors of all partitions."""
         self.wake_at = float("inf")
@@ -176,6 +180,29 @@ class GroupState(SyncPoint, ABC):
         self._counts_bytes = True
         self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
         self.held_bytes += sum(place.unsettled_bytes() for place in self.every_place)
+        out = [entry for place in self.every_place for entry in place.pending.values()]
+        self.out_bytes = sum(self.bytes_of(entry) for entry in out if entry.state is not EntryState.WAITING)
+
+    # -- what waits ----------------------------------------------------------------------------------------------
+
+    def bytes_of(self, entry: PendingEntry) -> int:
+        """What it has of :attr:`held_bytes`: nothing where nobody was given it."""
+        sizes = entry.place.partition.sizes if self._counts_bytes and entry.delivery_count else None
+        return 0 if sizes is None else sizes.of(entry.offset)
+
+    def starts_waiting(self, entry: PendingEntry) -> None:
+        """It is ready, or will be."""
+        entry.state = EntryState.WAITING
+        entry.place.push_waiting(entry)
+        self.waiting_count += 1
+        if self._counts_bytes:
+            self.out_bytes -= self.bytes_of(entry)
+
+    def stops_waiting(self, entry: PendingEntry) -> None:
+        """It waited until now."""
+        self.waiting_count -= 1
+        if self._counts_bytes:
+            self.out_bytes += self.bytes_of(entry)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.config import LimitScope, Overflow, QueueConfig
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import RetentionPolicy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
     from assay.reference_broker.queues.groups.contents import QueueContents
     from assay.reference_broker.queues.groups.group import ConsumerGroup
-    from assay.reference_broker.queues.groups.pending import GroupPartition
+    from assay.reference_broker.queues.groups.pending import GroupPartition, PendingEntry
     from assay.reference_broker.queues.jobs.agenda import Agenda
     from assay.reference_broker.queues.partitions.partition import QueuePartition
 
@@ -56,6 +56,7 @@ class QueueLimits(TimeToLive):
         """The partition that was looked at last."""
         self._to_trim = 0
         """How many still are to be."""
+        self._may_be_over = False
         self._free_at = NEVER
         self._frees_until = float("-inf")
         self._retain_turn = 0
@@ -77,6 +78,17 @@ class QueueLimits(TimeToLive):
         """Bytes of what the slowest group has not settled, or of everything while there is no group."""
         groups = self._contents.groups
         return max((group.held_bytes for group in groups.values()), default=self.loose_bytes)
+
+    def _counted_bytes_of(self, group: ConsumerGroup) -> int:
+        """What the limit on the bytes counts."""
+        if self._contents.config.limits_count is LimitScope.UNSETTLED:
+            return group.held_bytes
+        ready = self._contents.ready_of(group)
+        return 0 if group.room_for(ready) >= ready else group.held_bytes - group.out_bytes
+
+    @property
+    def _counted_bytes(self) -> int:
+        return max(map(self._counted_bytes_of, self._contents.groups.values()), default=self.loose_bytes)
 
     def add_bytes(self, size: int) -> None:
         """A message was enqueued, or could not be written (negative)."""
@@ -106,22 +118,39 @@ class QueueLimits(TimeToLive):
     def make_byte_room(self, size: int, now: float) -> None:
         """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._contents.config.max_bytes
-        while limit and self.held_bytes + size > limit:
+        while limit and self._counted_bytes + size > limit:
             if size > limit or not self.drop_oldest(now, size):
                 name = self._contents.name
-                text = f"the queue {name!r} holds {self.held_bytes} of {limit} bytes, too many for {size} more"
+                text = f"the queue {name!r} holds {self._counted_bytes} of {limit} bytes, too many for {size} more"
                 raise self._refuse(text)
 
     def _refuse(self, text: str) -> QueueError:
         self._contents.refused += 1
         return QueueError(QueueErrorCode.FULL, text)
 
-    def drop_oldest(self, now: float, size: int | None) -> bool:
-        """Give up the oldest message that nobody was given, in every group that is over a limit; False = none can go.
+    def trim_ready(self, now: float) -> None:
+        """Something is ready again, which may be too much."""
+        if self._contents.config.overflow.drops:
+            self._may_be_over = True
+            self.arm(now)
 
-        ``size``: bytes of the message to come, which may have none; None when it is the depth that counts.
+    def _drop_ready(self, now: float) -> None:
+        """Give up what is too much, as much of it as the turn has room for."""
+        agenda, limit = self._agenda, self._contents.config.max_bytes
+        self._may_be_over = False
+        while self.drop_oldest(now, None, 0) or (limit and self._counted_bytes > limit and self.drop_oldest(now, 0)):
+            agenda.work += 1
+            if agenda.room <= 0:
+                self.trim_ready(now)
+                break
+
+    def drop_oldest(self, now: float, size: int | None, coming: int = 1) -> bool:
+        """Give up the oldest message that nobody has, in every group that is over a limit; False = none can go.
+
+        ``size``: bytes of the message to come, which may have none; None when it is the depth that counts. ``coming``:
+        how many messages come.
         """
-        if self._contents.config.overflow is Overflow.REJECT:
+        if not self._contents.config.overflow.drops:
             return False
         contents, limits = self._contents, self._contents.config
         if not contents.groups:
@@ -130,11 +159,13 @@ class QueueLimits(TimeToLive):
             group
             for group in contents.groups.values()
             if (
-                group.held_bytes + size > limits.max_bytes
+                self._counted_bytes_of(group) + size > limits.max_bytes
                 if size is not None
-                else contents.staying_of(group) >= limits.max_depth
+                else contents.staying_of(group) + coming > limits.max_depth
             )
         ]
+        if not over:
+            return False
         # A message that is refused in the end must not have cost any group another one.
         if not all(self._can_drop(group) for group in over):
             return False
@@ -146,9 +177,18 @@ class QueueLimits(TimeToLive):
         if self._drops_to_dead_letters and group.leaving >= min(self._contents.config.max_depth, STEPS):
             # The dead-letter queue does not take them, so that nothing would become less.
             return False
-        return self._oldest(group) is not None or (self._write_unwritten() and self._oldest(group) is not None)
+        if self._first_back(group) is not None or self._oldest(group) is not None:
+            return True
+        return self._write_unwritten() and self._oldest(group) is not None
 
     def _drop_one(self, group: ConsumerGroup, now: float) -> None:
+        if (entry := self._first_back(group)) is not None:
+            if self._drops_to_dead_letters:
+                group.dead_letter(entry, QUEUE_FULL, now, None)
+            else:
+                group.counts.dropped += 1
+                group.discard(entry, "dropped for a newer message")
+            return
         place = self._oldest(group)
         if place is None:
             return
@@ -163,6 +203,13 @@ class QueueLimits(TimeToLive):
     @property
     def _drops_to_dead_letters(self) -> bool:
         return self._contents.config.overflow is Overflow.DEAD_LETTER_OLDEST and self._contents.config.dead_letters
+
+    def _first_back(self, group: ConsumerGroup) -> PendingEntry | None:
+        """Where the limits count what is ready: what came back from a consumer, and is older than what nobody had."""
+        if self._contents.config.limits_count is LimitScope.UNSETTLED or not group.waiting_count:
+            return None
+        first = [entry for place in group.every_place if (entry := place.first_waiting()) is not None]
+        return min(first, key=lambda entry: entry.offset, default=None)
 
     def _oldest(self, group: ConsumerGroup) -> GroupPartition | None:
         """The place whose next message is the oldest that nobody of the group was given."""
@@ -274,6 +321,8 @@ class QueueLimits(TimeToLive):
             self._to_trim, self._trim_at = len(self._contents.partitions), NEVER
         if self._to_trim:
             self.trim_some()
+        if self._may_be_over:
+            self._drop_ready(now)
         super().pass_time(now)
         self.arm(min(self._free_at, self._trim_at))
 

@@ -243,7 +243,7 @@ class TimeToLive:
     def dead_letter_next(self, group: ConsumerGroup, place: GroupPartition, reason: str, now: float) -> None:
         """Give the message at a cursor to the dead-letter queue without a delivery; pending until that has it."""
         offset = place.cursor
-        entry = PendingEntry(place, offset, 0)
+        entry = PendingEntry(place, offset, 0, state=EntryState.DEAD_LETTERING)
         place.pending[offset] = entry
         place.cursor = offset + 1
         group.cursor_total += 1

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
     """``dead_letters``: depth of its dead-letter queue."""
     groups = tuple(group_stats(queue, group) for group in queue.groups.values())
-    ready = max((group.lag + group.retrying for group in groups), default=queue.contents.staying)
+    ready = max(map(queue.contents.ready_of, queue.groups.values()), default=queue.contents.staying)
     failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
     return QueueStats(
         queue=queue.name,
@@ -45,7 +45,8 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
 
 def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
     """One group of the queue."""
-    in_flight, waiting, dead_lettering = group.entry_states()
+    in_flight, dead_lettering = group.entry_states()
+    waiting = group.waiting_count
     taken_up = group.taken_up if waiting else 0
     counts = group.counts
     return GroupStats(

@@ -156,6 +156,11 @@ class QueueOperations:
         found = self._existing(queue)
         return PriorityFigures(topics={queue: found.priority_rates.figures(now)})
 
+    def ready_count(self, queue: str, group: str) -> int:
+        """Messages that a group could get now or after a retry wait; one to come, those that it would begin with. Takes
+        no longer where there are more of them. Raises :class:`QueueError` as :meth:`stats`."""
+        return self._registry.existing(queue).contents.ready_for(group)
+
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""
         found = self._registry.existing(queue)

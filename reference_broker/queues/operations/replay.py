@@ -219,7 +219,8 @@ def take(source: DurableQueue, partition: int, offset: int, now: float) -> _Held
     for group in behind:
         take_up(group, group.places[partition], offset, now)
         known[group] = group.places[partition].pending[offset]
-    for entry in known.values():
+    for group, entry in known.items():
+        group.stops_waiting(entry)
         entry.state = EntryState.DEAD_LETTERING
     return list(known.items())
 

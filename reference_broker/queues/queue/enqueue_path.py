@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ _BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
 
-class EnqueuePath:
+class EnqueuePath(ABC):
     """The half of a queue that takes messages.
 
     The other, :class:`assay.reference_broker.queues.queue.queue.DurableQueue`, opens the partitions, and has the groups
@@ -105,6 +106,7 @@ class EnqueuePath:
         if self._counts_bytes and 0 < self.config.max_bytes < size:
             # Delayed, it would be tried for ever, and others behind it would wait.
             self.contents.refused += 1
+            self.bury(routing_key, message, size, now)
             text = f"{size} bytes; the queue {self.name!r} holds at most {self.config.max_bytes}"
             raise QueueError(QueueErrorCode.FULL, text)
         if options is not None:
@@ -115,9 +117,18 @@ class EnqueuePath:
                 return
             if self.is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
                 return
-        partition = self._add(routing_key, message, size, now, on_confirmed, options)
+        try:
+            partition = self._add(routing_key, message, size, now, on_confirmed, options)
+        except QueueError as error:
+            if error.code is QueueErrorCode.FULL:
+                self.bury(routing_key, message, size, now)
+            raise
         if on_stored is not None:
             self.tell_place(partition, on_stored)
+
+    @abstractmethod
+    def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
+        """The queue is full, and refuses a message: where it is configured so, that becomes a dead letter."""
 
     def _lane(self, priority: Priority) -> int:
         """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
@@ -142,7 +153,7 @@ class EnqueuePath:
         """
         if self._room <= 0:
             self.limits.make_room(now)
-            self._room = max(1, self.room)
+            self._room = max(1, self.contents.certain_room)
         key = message.user_property(PARTITION_KEY) if message.user_properties else None
         if mark is not None:
             partition = self.partition_for(message, options, mark.producer)
@@ -288,7 +299,12 @@ class EnqueuePath:
 
     def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
         """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
-        self._add(routing_key, message, size, now, on_done)
+        try:
+            self._add(routing_key, message, size, now, on_done)
+        except QueueError as error:
+            if error.code is QueueErrorCode.FULL:
+                self.bury(routing_key, message, size, now)
+            raise
 
     def publish_batch(self, batch: MessageBatch, now: float, part: Callable[[Sequence[int]], Confirm]) -> bool:
         """See :meth:`QueueEngine.publish_batch`."""

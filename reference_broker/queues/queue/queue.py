@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from assay.reference_broker.config import Ordering, QueueConfig
+from assay.reference_broker.config import LimitScope, Ordering, Overflow, QueueConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
-from assay.reference_broker.queues.dead_letters.dead_letters import alert_of, dead_letter_message
+from assay.reference_broker.queues.dead_letters.dead_letters import alert_of, dead_letter_message, refused_letter
 from assay.reference_broker.queues.dead_letters.undelivered import DeadLetterTarget, UndeliveredLetters
 from assay.reference_broker.queues.delays.delays import Delays
 from assay.reference_broker.queues.delivery import settlement
@@ -23,10 +23,10 @@ from assay.reference_broker.queues.groups.pending import GroupPartition, Pending
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, CursorPosition
 from assay.reference_broker.queues.groups.take_up import inherit
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
-from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.limits.limits import QUEUE_FULL, QueueLimits
 from assay.reference_broker.queues.messages.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.partitioner import Partitioner
@@ -37,6 +37,7 @@ from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.queue.bindings import Captures
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
 from assay.reference_broker.queues.queue.priority_figures import PriorityRates
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.routing.topics import TopicError, validate_filter
 from assay.reference_broker.trace.schema import TraceKind, Tracer
@@ -324,7 +325,7 @@ class DurableQueue(EnqueuePath):
     def retire_mark(self) -> None:
         """The broker's own group is not needed beside another. Where it cannot go now it goes later."""
         mark = self.groups.get(MARK_GROUP)
-        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.entry_states()[2]:
+        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.entry_states()[1]:
             return
         with suppress(LogError):
             self.delete_group(mark)
@@ -353,6 +354,9 @@ class DurableQueue(EnqueuePath):
 
     def waits(self, entry: PendingEntry, now: float) -> None:
         """See :class:`GroupOwner`."""
+        if self.config.limits_count is LimitScope.READY:
+            self._room = 0
+            self.limits.trim_ready(now)
         self.limits.waits(entry, now)
 
     def left(self, partition: QueuePartition, offset: int) -> None:
@@ -437,6 +441,14 @@ class DurableQueue(EnqueuePath):
             target.enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)
         except QueueError as error:
             moved(error)
+
+    def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
+        """See :class:`EnqueuePath`. Its publisher knows that it was refused, so that nobody tries again."""
+        if self.config.overflow is Overflow.REJECT_TO_DEAD_LETTERS and self.config.dead_letters:
+            self._agenda.cost += 1
+            letter = refused_letter(self.name, routing_key, message, QUEUE_FULL, now)
+            with suppress(QueueError):
+                self._dead_letter_target().enqueue_dead_letter(routing_key, letter, size, now, ignore)
 
     def alert(self, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> None:
         """Tell the web hook, if there is one, of a dead letter that is safe."""

@@ -1,0 +1,26 @@
+"""Bugs of what RabbitMQ and its relatives add to AMQP 0.9.1, as the reference broker has it."""
+
+from __future__ import annotations
+
+from assay.conformance.mutants.amqp091 import Row, register_rewrites
+from assay.reference_broker.amqp091 import service
+from assay.reference_broker.queues.queue.queue import DurableQueue
+
+_REWRITES: dict[str, Row] = {
+    "amqp-limits-count-what-is-held": (
+        "what is delivered and not acknowledged counts against the length of a queue",
+        service,
+        "settings_of",
+        "LimitScope.READY.value",
+        "LimitScope.UNSETTLED.value",
+    ),
+    "amqp-refused-publishes-lost": (
+        "what a full queue refuses goes nowhere, though its overflow says to the dead letter exchange",
+        DurableQueue,
+        "bury",
+        "if self.config.overflow is Overflow.REJECT_TO_DEAD_LETTERS and self.config.dead_letters:",
+        "if False:",
+    ),
+}
+
+register_rewrites(_REWRITES)
