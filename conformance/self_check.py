@@ -77,6 +77,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Cases with the wrong verdict, each with that verdict and its detail."""
     blocked: tuple[str, ...] = ()
     """Cases that met the failure of a step which another case is about, and failed on: another mutant proves them."""
+    reported: tuple[tuple[str, str], ...] = ()
+    """Cases that saw a SHOULD missed, each with what it said."""
     problem: str = ""
     """Why nothing could be checked."""
 
@@ -207,7 +209,9 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     patience_s = None if entry.legal else PATIENCE_S
     ran = await asyncio.gather(*(run(group, patience_s) for group in groups_of(cases)))
-    wrong, blocked = judged(entry, cases, [outcome for outcomes, _problem in ran for outcome in outcomes])
+    results = [outcome for outcomes, _problem in ran for outcome in outcomes]
+    wrong, blocked = judged(entry, cases, results)
+    missed = [each.result for each in results if each.result.verdict is CaseVerdict.NON_STRICT]
     return Check(
         mutant=name,
         target=target.name,
@@ -216,6 +220,7 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
         cases=case_ids,
         wrong=wrong,
         blocked=blocked,
+        reported=tuple([(result.case, result.detail) for result in missed]),
         problem=next((problem for _outcomes, problem in ran if problem), ""),
     )
 
@@ -288,6 +293,19 @@ def demand_proof(checks: Sequence[Check]) -> list[Check]:
     ]
 
 
+def demand_difference(checks: Sequence[Check]) -> list[Check]:
+    """The checks; where a case reports of a mutant what it reports of the sound broker as well, those are wrong."""
+    sound = {
+        (check.target, case): said for check in checks if check.mutant == BASELINE for case, said in check.reported
+    }
+    found = []
+    for check in checks:
+        same = [case for case, said in check.reported if not check.legal and sound.get((check.target, case)) == said]
+        lines = tuple(f"{case}: says what it says of the sound broker" for case in same)
+        found.append(msgspec.structs.replace(check, wrong=(*check.wrong, *lines)))
+    return found
+
+
 def check_mutants(
     cases: Sequence[Case],
     *,
@@ -301,7 +319,7 @@ def check_mutants(
     with Nursery() as nursery:
         checks = asyncio.run(_check_all(nursery, _baselines(work) | work, jobs, report))
     # One mutant alone cannot say what the others prove.
-    checks = checks if only else demand_proof(checks)
+    checks = demand_difference(checks if only else demand_proof(checks))
     # Where the broker itself does not start, nothing else has anything to say.
     broken = [check for check in checks if check.mutant == BASELINE and check.problem]
     return SelfCheck(

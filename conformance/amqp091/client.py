@@ -225,10 +225,11 @@ class AmqpConnection(asyncio.Protocol):
         channel_max: int | None = None,
         frame_max: int | None = None,
         heartbeat_s: int = 0,
+        response: bytes | None = None,
     ) -> None:
         """Header to Open-Ok; everything must go as it should."""
         await self.start()
-        self.start_ok(client_capabilities=client_capabilities)
+        self.start_ok(client_capabilities=client_capabilities, response=response)
         await self.tuned(channel_max=channel_max, frame_max=frame_max, heartbeat_s=heartbeat_s)
         await self.zero.call("connection.open", virtual_host=vhost)
 

@@ -126,8 +126,9 @@ class AmqpContext(CaseContext):
         channel_max: int | None = None,
         frame_max: int | None = None,
         heartbeat_s: int = 0,
+        response: bytes | None = None,
     ) -> AmqpConnection:
-        """A connection that is open."""
+        """A connection that is open; ``response``: credentials of another user than the endpoint's."""
         connection = await self.open_socket(name=name)
         began = time.monotonic()
         await connection.handshake(
@@ -136,6 +137,7 @@ class AmqpContext(CaseContext):
             channel_max=channel_max,
             frame_max=frame_max,
             heartbeat_s=heartbeat_s,
+            response=response,
         )
         self.greeting_s = max(self.greeting_s, time.monotonic() - began)
         return connection

@@ -323,6 +323,7 @@ class AmqpConnection(Connection):
             "product": _PRODUCT,
             "version": installed_version(),
             "platform": "Python",
+            "information": "reference message broker for tests; it speaks MQTT, too",
             "host": node,
             "cluster_name": node,
         }

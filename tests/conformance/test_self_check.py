@@ -8,7 +8,7 @@ from assay.conformance import mutants
 from assay.conformance.case import load_cases
 from assay.conformance.engine import Outcome, blank_result
 from assay.conformance.rules import Incident, Rule
-from assay.conformance.self_check import Check, demand_proof, judged
+from assay.conformance.self_check import BASELINE, Check, demand_difference, demand_proof, judged
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 CASES = load_cases()
@@ -71,3 +71,16 @@ def test_a_case_that_all_its_mutants_only_block_is_a_defect() -> None:
     assert not first.ok
     assert near == passed
     assert second.ok
+
+
+def test_a_report_that_the_sound_broker_gets_as_well_is_no_proof() -> None:
+    def check(name: str, said: str, *, legal: bool = False) -> Check:
+        return Check(mutant=name, target="reference", what="", legal=legal, cases=(ONE,), reported=((ONE, said),))
+
+    given = [check(BASELINE, "late", legal=True), check("same", "late"), check("other", "lost")]
+    assert [bool(found.wrong) for found in demand_difference([*given, check("legal", "late", legal=True)])] == [
+        False,
+        True,
+        False,
+        False,
+    ]

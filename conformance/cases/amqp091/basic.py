@@ -233,14 +233,20 @@ async def reject(ctx: AmqpContext) -> None:
     ctx.must(await channel.get(queue) is None, "expected nothing more; seen a message")
 
 
-@amqp_case("basic/reject-among-large-deliveries", clauses=("basic.reject.01", "basic.nack.01"), level="SHOULD")
+@amqp_case(
+    "basic/reject-among-large-deliveries",
+    mutant="amqp-reject-forgotten",
+    clauses=("basic.reject.01", "basic.nack.01"),
+    level="SHOULD",
+)
 async def reject_while_sending(ctx: AmqpContext) -> None:
     """Rejections that a client sends while large messages come have their effect.
 
-    Eight messages of 300 kB; each is rejected without requeue as soon as it has come, and the queue is empty then.
+    Eight messages of 300 kB; each is rejected without requeue as soon as it has come. None of them is in the queue
+    then, nor after the connection has ended.
     """
     channel = await ctx.channel()
-    queue = await channel.queue()
+    queue = await channel.queue(shared=True)
     await channel.consume(queue)
     for _ in range(8):
         channel.publish("", queue, b"x" * 300_000)
@@ -249,6 +255,11 @@ async def reject_while_sending(ctx: AmqpContext) -> None:
         channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
     answer = await channel.call("queue.purge", queue=queue)
     ctx.must(answer["message-count"] == 0, "expected rejected messages to be gone; seen them in the queue")
+    channel.connection.abort()
+    again = await ctx.channel()
+    again.publish("", queue, b"marker")
+    event = await again.get_soon(queue)
+    ctx.must(event.body == b"marker", f"expected rejected messages to be gone; seen one of {len(event.body)} bytes")
 
 
 async def _other_consumer(ctx: AmqpContext, refuse: str, rule: str) -> None:
@@ -266,7 +277,12 @@ async def _other_consumer(ctx: AmqpContext, refuse: str, rule: str) -> None:
     ctx.should(where is second, f"{rule}: a message that was refused comes to the same consumer, beside another")
 
 
-@amqp_case("basic/rejected-goes-to-another", clauses=("basic.reject.requeue.01",), level="SHOULD")
+@amqp_case(
+    "basic/rejected-goes-to-another",
+    mutant="amqp-requeue-ignored",
+    clauses=("basic.reject.requeue.01",),
+    level="SHOULD",
+)
 async def reject_elsewhere(ctx: AmqpContext) -> None:
     """A message rejected with requeue goes to another consumer where there is one.
 
@@ -275,7 +291,13 @@ async def reject_elsewhere(ctx: AmqpContext) -> None:
     await _other_consumer(ctx, "basic.reject", "basic.reject.requeue.01")
 
 
-@amqp_case("basic/nacked-goes-to-another", clauses=("basic.nack.requeue.01",), level="SHOULD", requires=("basic_nack",))
+@amqp_case(
+    "basic/nacked-goes-to-another",
+    mutant="amqp-nack-drops",
+    clauses=("basic.nack.requeue.01",),
+    level="SHOULD",
+    requires=("basic_nack",),
+)
 async def nack_elsewhere(ctx: AmqpContext) -> None:
     """A message nacked with requeue goes to another consumer where there is one.
 
@@ -386,7 +408,9 @@ async def recover_async(ctx: AmqpContext) -> None:
     ctx.must(event["redelivered"], "expected a recovered delivery with the redelivered flag; seen it without")
 
 
-@amqp_case("basic/recover-without-requeue", clauses=("basic.recover.01",))
+@amqp_case(
+    "basic/recover-without-requeue", mutant="amqp-recover-without-requeue-is-internal", clauses=("basic.recover.01",)
+)
 async def recover_same(ctx: AmqpContext) -> None:
     """Recover without requeue sends again to the same consumer, or is refused with 540.
 
@@ -455,7 +479,9 @@ async def prefetch(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "basic/prefetch-size-holds-back-no-single-message", clauses=("basic.qos.prefetch-size.01", "rmq.qos.prefetch-size")
+    "basic/prefetch-size-holds-back-no-single-message",
+    mutant="amqp-prefetch-size-is-a-size-of-messages",
+    clauses=("basic.qos.prefetch-size.01", "rmq.qos.prefetch-size"),
 )
 async def prefetch_size(ctx: AmqpContext) -> None:
     """A prefetch size never holds back a message from a client that has none; or it is refused with 540.
@@ -504,7 +530,11 @@ async def qos_global(ctx: AmqpContext) -> None:
         ctx.must(not more, f"expected {wanted} deliveries with global {shared}; seen {wanted + more}")
 
 
-@amqp_case("basic/a-smaller-shared-prefetch-counts-at-once", clauses=("basic.qos.prefetch-count.01", "rmq.qos.global"))
+@amqp_case(
+    "basic/a-smaller-shared-prefetch-counts-at-once",
+    mutant="amqp-shared-prefetch-only-grows",
+    clauses=("basic.qos.prefetch-count.01", "rmq.qos.global"),
+)
 async def qos_lowered(ctx: AmqpContext) -> None:
     """A shared prefetch that is made smaller than what is unacknowledged lets nothing more come.
 
@@ -532,7 +562,12 @@ async def qos_lowered(ctx: AmqpContext) -> None:
 # Consumers
 
 
-@amqp_case("basic/sixteen-consumers-fit", clauses=("basic.consume.01", "sec.3.1.4.single-delivery"), level="SHOULD")
+@amqp_case(
+    "basic/sixteen-consumers-fit",
+    mutant="amqp-room-for-few",
+    clauses=("basic.consume.01", "sec.3.1.4.single-delivery"),
+    level="SHOULD",
+)
 async def many_consumers(ctx: AmqpContext) -> None:
     """A queue takes sixteen consumers, and each message goes to one of them.
 
@@ -568,7 +603,11 @@ async def tag_twice(ctx: AmqpContext) -> None:
     ctx.allow("basic.consume.consumer-tag.01", outcome)
 
 
-@amqp_case("basic/consumer-tags-belong-to-their-channel", clauses=("basic.consume.consumer-tag.02",))
+@amqp_case(
+    "basic/consumer-tags-belong-to-their-channel",
+    mutant="amqp-consumer-tags-of-connections",
+    clauses=("basic.consume.consumer-tag.02",),
+)
 async def tag_channel_local(ctx: AmqpContext) -> None:
     """The same consumer tag on another channel is another consumer, and cancelling it there stops that one alone.
 
@@ -617,7 +656,7 @@ async def exclusive_consumer(ctx: AmqpContext) -> None:
         await (await stranger.channel()).consume(queue)
 
 
-@amqp_case("basic/cancelling-without-a-queue", clauses=("basic.cancel.01",))
+@amqp_case("basic/cancelling-without-a-queue", mutant="amqp-cancel-needs-a-consumer", clauses=("basic.cancel.01",))
 async def cancel_without_queue(ctx: AmqpContext) -> None:
     """Cancelling a consumer whose queue was deleted is no error.
 

@@ -7,7 +7,9 @@ from assay.conformance.rules import Rule
 from assay.conformance.wire.amqp091 import Method, encode_method
 
 
-@amqp_case("channel/open-is-answered", clauses=("sync.channel.open", "grammar.channel"))
+@amqp_case(
+    "channel/open-is-answered", mutant="amqp-channels-in-sequence", clauses=("sync.channel.open", "grammar.channel")
+)
 async def channel_open(ctx: AmqpContext) -> None:
     """channel.open is answered by open-ok on the channel that was asked for.
 
@@ -21,7 +23,11 @@ async def channel_open(ctx: AmqpContext) -> None:
             await channel.barrier()
 
 
-@amqp_case("channel/close-is-answered", clauses=("sync.channel.close", "sec.2.3.7.close-handshake", "grammar.channel"))
+@amqp_case(
+    "channel/close-is-answered",
+    mutant="amqp-some-answers-missing",
+    clauses=("sync.channel.close", "sec.2.3.7.close-handshake", "grammar.channel"),
+)
 async def channel_close(ctx: AmqpContext) -> None:
     """channel.close is answered by close-ok, and the number can be opened again.
 
@@ -85,7 +91,7 @@ async def above_maximum(ctx: AmqpContext) -> None:
     ctx.allow("sec.4.2.3.channel-above-max", outcome)
 
 
-@amqp_case("channel/flow-on-is-answered", clauses=("sync.channel.flow",))
+@amqp_case("channel/flow-on-is-answered", mutant="amqp-some-answers-missing", clauses=("sync.channel.flow",))
 async def flow_on(ctx: AmqpContext) -> None:
     """channel.flow that starts what is not stopped is answered by flow-ok with active set.
 
@@ -181,7 +187,11 @@ async def close_stability(ctx: AmqpContext) -> None:
     await other.barrier()
 
 
-@amqp_case("channel/both-close-at-once", clauses=("sec.2.3.7.simultaneous", "channel.close.stability"))
+@amqp_case(
+    "channel/both-close-at-once",
+    mutant="amqp-channel-closes-that-cross-unanswered",
+    clauses=("sec.2.3.7.simultaneous", "channel.close.stability"),
+)
 async def both_close(ctx: AmqpContext) -> None:
     """Where both sides close a channel at once, both answer.
 
@@ -203,7 +213,11 @@ async def both_close(ctx: AmqpContext) -> None:
         await again.barrier()
 
 
-@amqp_case("channel/opened-again-before-close-ok", clauses=("sec.2.3.7.close-handshake", "channel.close.stability"))
+@amqp_case(
+    "channel/opened-again-before-close-ok",
+    mutant="amqp-closing-channels-open-again",
+    clauses=("sec.2.3.7.close-handshake", "channel.close.stability"),
+)
 async def opened_too_early(ctx: AmqpContext) -> None:
     """A channel that the server has closed is not opened again before Close-Ok.
 
@@ -253,7 +267,11 @@ async def close_requeues(ctx: AmqpContext) -> None:
         ctx.must(event["redelivered"], f"expected {body!r} to be marked as redelivered; seen it without")
 
 
-@amqp_case("channel/exclusive-queues-end-with-their-connection", clauses=("sec.4.5.exclusive-delete",))
+@amqp_case(
+    "channel/exclusive-queues-end-with-their-connection",
+    mutant="amqp-exclusive-queues-stay",
+    clauses=("sec.4.5.exclusive-delete",),
+)
 async def exclusive_deleted(ctx: AmqpContext) -> None:
     """When a connection is closed, its exclusive queues are gone.
 
@@ -272,7 +290,11 @@ async def exclusive_deleted(ctx: AmqpContext) -> None:
         ctx.must(soon(), f"expected the queue to be gone; seen {outcome}")
 
 
-@amqp_case("channel/what-one-is-told-another-sees", clauses=("sec.4.4.visibility", "sec.4.6.sync-effects"))
+@amqp_case(
+    "channel/what-one-is-told-another-sees",
+    mutant="amqp-deletions-take-their-time",
+    clauses=("sec.4.4.visibility", "sec.4.6.sync-effects"),
+)
 async def visibility(ctx: AmqpContext) -> None:
     """What one connection was told is declared, another one sees at once.
 
@@ -307,7 +329,7 @@ async def methods_of_servers(ctx: AmqpContext) -> None:
         ctx.should(not outcome.startswith("channel"), f"{name} of a client is an error of the channel: {outcome}")
 
 
-@amqp_case("channel/none-is-starved", clauses=("sec.4.3.fairness",), level="SHOULD")
+@amqp_case("channel/none-is-starved", mutant="amqp-greedy-deliveries", clauses=("sec.4.3.fairness",), level="SHOULD")
 async def fairness(ctx: AmqpContext) -> None:
     """A channel with a small request is served beside one that gets large messages.
 

@@ -7,7 +7,12 @@ from assay.conformance.amqp091.context import AmqpContext, amqp_case
 _CONFIRMS = ("publisher_confirms",)
 
 
-@amqp_case("confirm/select-is-answered", clauses=("sync.confirm.select",), requires=_CONFIRMS)
+@amqp_case(
+    "confirm/select-is-answered",
+    mutant="amqp-some-answers-missing",
+    clauses=("sync.confirm.select",),
+    requires=_CONFIRMS,
+)
 async def select(ctx: AmqpContext) -> None:
     """confirm.select is answered once, and with no-wait not at all; both begin confirms.
 
@@ -124,7 +129,12 @@ async def excludes_tx(ctx: AmqpContext) -> None:
     ctx.allow("rmq.confirm.tx-exclusive", await channel.outcome("confirm.select"))
 
 
-@amqp_case("confirm/when-all-queues-have-it", clauses=("confirm.all-queues",), requires=_CONFIRMS)
+@amqp_case(
+    "confirm/when-all-queues-have-it",
+    mutant="amqp-confirmed-by-the-first-queue",
+    clauses=("confirm.all-queues",),
+    requires=_CONFIRMS,
+)
 async def all_queues(ctx: AmqpContext) -> None:
     """A message is confirmed when it is in all its queues.
 

@@ -21,7 +21,11 @@ _MOST_CHANNELS = 65_535
 _MOST_FRAME_BYTES = 2**32 - 1
 
 
-@amqp_case("connection/opens-step-by-step", clauses=("sync.connection.open", "sec.2.3.3.tune", "grammar.connection"))
+@amqp_case(
+    "connection/opens-step-by-step",
+    mutant="amqp-version-0-8",
+    clauses=("sync.connection.open", "sec.2.3.3.tune", "grammar.connection"),
+)
 async def opens(ctx: AmqpContext) -> None:
     """Header, Start, Start-Ok, Tune, Tune-Ok, Open and Open-Ok follow each other.
 
@@ -75,6 +79,7 @@ async def locales(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/server-properties-name-the-server",
+    mutant="amqp-nameless-server",
     clauses=("connection.start.server-properties.required-fields",),
     level="SHOULD",
 )
@@ -88,7 +93,12 @@ async def server_properties(ctx: AmqpContext) -> None:
     ctx.should(not missing, f"server-properties without {', '.join(missing)}")
 
 
-@amqp_case("connection/capabilities-are-told", clauses=("rmq.capabilities.advertised",), level="SHOULD")
+@amqp_case(
+    "connection/capabilities-are-told",
+    mutant="amqp-nameless-server",
+    clauses=("rmq.capabilities.advertised",),
+    level="SHOULD",
+)
 async def capabilities(ctx: AmqpContext) -> None:
     """The server-properties hold a table of capabilities, each true or false.
 
@@ -112,7 +122,11 @@ async def _gets_a_header(ctx: AmqpContext, data: bytes) -> None:
     )
 
 
-@amqp_case("connection/other-protocols-get-a-header", clauses=("connection.start.protocol-name",))
+@amqp_case(
+    "connection/other-protocols-get-a-header",
+    mutant="amqp-strange-headers-unanswered",
+    clauses=("connection.start.protocol-name",),
+)
 async def other_protocol(ctx: AmqpContext) -> None:
     """A client of another protocol gets a protocol header, and the end of the connection.
 
@@ -150,7 +164,11 @@ async def unknown_protocol_id(ctx: AmqpContext) -> None:
     await _gets_a_header(ctx, b"AMQP\x07\x00\x09\x01")
 
 
-@amqp_case("connection/a-method-first-gets-a-header", clauses=("sec.4.2.2.client-header-first",))
+@amqp_case(
+    "connection/a-method-first-gets-a-header",
+    mutant="amqp-strange-headers-unanswered",
+    clauses=("sec.4.2.2.client-header-first",),
+)
 async def method_first(ctx: AmqpContext) -> None:
     """A client that begins with a method gets a protocol header, and the end.
 
@@ -161,15 +179,17 @@ async def method_first(ctx: AmqpContext) -> None:
     await _gets_a_header(ctx, encode_method(0, method))
 
 
-@amqp_case("connection/header-in-pieces", clauses=("sec.4.2.2.bad-header",))
+@amqp_case("connection/header-in-pieces", mutant="amqp-header-in-one-piece", clauses=("sec.4.2.2.bad-header",))
 async def header_in_pieces(ctx: AmqpContext) -> None:
     """A protocol header that comes byte by byte is as good as any.
 
-    Each byte is written alone; then the connection opens.
+    Each byte is written alone, with a request of another client behind it; then the connection opens.
     """
+    other = await ctx.channel()
     connection = await ctx.open_socket()
     for index in range(len(PROTOCOL_HEADER)):
         connection.send_bytes(PROTOCOL_HEADER[index : index + 1])
+        await other.barrier()
     with ctx.own_point():
         await connection.zero.expect("connection.start")
         connection.start_ok()
@@ -179,6 +199,7 @@ async def header_in_pieces(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/unknown-mechanisms-end-it",
+    mutant="amqp-any-mechanism",
     clauses=("connection.start-ok.mechanism.validity",),
     limit_s=10.0,
 )
@@ -200,6 +221,7 @@ def _refused(ctx: AmqpContext) -> bytes:
 
 @amqp_case(
     "connection/bad-credentials-end-it",
+    mutant="amqp-any-password",
     clauses=("sec.2.2.4.pre-open-error",),
     requires=("refused_username",),
     limit_s=10.0,
@@ -218,6 +240,7 @@ async def bad_credentials(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/bad-credentials-are-told",
+    mutant="amqp-refusals-untold",
     clauses=("rmq.auth-failure-close",),
     requires=("authentication_failure_close", "refused_username"),
     limit_s=10.0,
@@ -234,7 +257,11 @@ async def bad_credentials_told(ctx: AmqpContext) -> None:
     ctx.allow("rmq.auth-failure-close", outcome_of(event))
 
 
-@amqp_case("connection/start-ok-of-4096-bytes", clauses=("connection.tune.frame-max.minimum",))
+@amqp_case(
+    "connection/start-ok-of-4096-bytes",
+    mutant="amqp-small-frames-before-tune",
+    clauses=("connection.tune.frame-max.minimum",),
+)
 async def largest_start_ok(ctx: AmqpContext) -> None:
     """A frame of exactly 4096 bytes is taken before any size was agreed on.
 
@@ -339,6 +366,7 @@ async def frame_max_below(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/unknown-virtual-hosts-are-refused",
+    mutant="amqp-one-vhost-for-all",
     clauses=("connection.open.virtual-host.security",),
     level="SHOULD",
     limit_s=10.0,
@@ -361,6 +389,7 @@ async def unknown_vhost(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "connection/virtual-hosts-are-apart",
+    mutant="amqp-one-vhost-for-all",
     clauses=("connection.open.virtual-host.separation",),
     requires=("amqp091_second_vhost",),
 )
@@ -371,7 +400,9 @@ async def vhosts_apart(ctx: AmqpContext) -> None:
     """
     first = await ctx.channel()
     queue, exchange = await first.queue(shared=True), await first.exchange()
-    second = await ctx.client(vhost=str(ctx.capabilities["amqp091_second_vhost"]))
+    username, password = (str(ctx.capabilities[f"amqp091_second_{name}"]) for name in ("username", "password"))
+    response = f"\0{username}\0{password}".encode() if username else None
+    second = await ctx.client(vhost=str(ctx.capabilities["amqp091_second_vhost"]), response=response)
     for name, fields in (("queue", {"queue": queue}), ("exchange", {"exchange": exchange, "type_": "direct"})):
         outcome = await (await second.channel()).outcome(f"{name}.declare", passive=True, **fields)
         ctx.must(outcome == "channel 404", f"expected no {name} of another virtual host; seen {outcome}")
@@ -473,7 +504,11 @@ async def hard_error(ctx: AmqpContext) -> None:
         await connection.end()
 
 
-@amqp_case("connection/update-secret-is-answered", clauses=("rmq.connection.update-secret",))
+@amqp_case(
+    "connection/update-secret-is-answered",
+    mutant="amqp-some-answers-missing",
+    clauses=("rmq.connection.update-secret",),
+)
 async def update_secret(ctx: AmqpContext) -> None:
     """connection.update-secret is answered by update-secret-ok.
 
@@ -488,7 +523,13 @@ async def update_secret(ctx: AmqpContext) -> None:
     await channel.barrier()
 
 
-@amqp_case("heartbeat/the-server-sends-them", clauses=("sec.4.2.7.heartbeat-send",), level="SHOULD", limit_s=8.0)
+@amqp_case(
+    "heartbeat/the-server-sends-them",
+    mutant="amqp-no-heartbeats",
+    clauses=("sec.4.2.7.heartbeat-send",),
+    level="SHOULD",
+    limit_s=8.0,
+)
 async def heartbeat_sent(ctx: AmqpContext) -> None:
     """An idle server sends heartbeats as often as agreed.
 
@@ -538,7 +579,11 @@ async def heartbeat_missed(ctx: AmqpContext) -> None:
     ctx.should(connection.ended() is None, "a Close in place of the mere end of the connection")
 
 
-@amqp_case("heartbeat/not-agreed-on-is-no-error", clauses=("sec.4.2.7.heartbeat-unsupported",))
+@amqp_case(
+    "heartbeat/not-agreed-on-is-no-error",
+    mutant="amqp-heartbeats-only-as-agreed",
+    clauses=("sec.4.2.7.heartbeat-unsupported",),
+)
 async def heartbeat_unsupported(ctx: AmqpContext) -> None:
     """A heartbeat where none was agreed on is no error.
 
@@ -552,7 +597,12 @@ async def heartbeat_unsupported(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("heartbeat/goes-on-while-closing", clauses=("sec.4.2.7.heartbeat-during-close",), level="SHOULD")
+@amqp_case(
+    "heartbeat/goes-on-while-closing",
+    mutant="amqp-heartbeats-end-closing",
+    clauses=("sec.4.2.7.heartbeat-during-close",),
+    level="SHOULD",
+)
 async def heartbeat_while_closing(ctx: AmqpContext) -> None:
     """A heartbeat of a client that is closing is no error.
 

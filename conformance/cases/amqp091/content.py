@@ -102,7 +102,7 @@ async def split(ctx: AmqpContext) -> None:
             ctx.must(event.body == body, f"expected {body!r}; seen {event.body!r}")
 
 
-@amqp_case("content/properties-are-kept", clauses=("sec.3.1.1.headers-preserved",))
+@amqp_case("content/properties-are-kept", mutant="amqp-message-ids-lost", clauses=("sec.3.1.1.headers-preserved",))
 async def properties(ctx: AmqpContext) -> None:
     """All properties come out as they went in.
 
@@ -199,7 +199,11 @@ async def not_mixed_up(ctx: AmqpContext) -> None:
         ctx.keeps(row, event.properties)
 
 
-@amqp_case("content/other-channels-may-come-between", clauses=("sec.4.2.6.interleave",))
+@amqp_case(
+    "content/other-channels-may-come-between",
+    mutant="amqp-content-of-one-channel-at-a-time",
+    clauses=("sec.4.2.6.interleave",),
+)
 async def interleaved(ctx: AmqpContext) -> None:
     """Frames of another channel may stand within a content.
 
@@ -226,7 +230,7 @@ async def interleaved(ctx: AmqpContext) -> None:
             ctx.must(event.body == b"abcd", f"expected the body of one channel; seen {event.body!r}")
 
 
-@amqp_case("content/bits-and-reserved-fields", clauses=("sec.4.2.5.2.bits",))
+@amqp_case("content/bits-and-reserved-fields", mutant="amqp-unused-bits-refused", clauses=("sec.4.2.5.2.bits",))
 async def bits(ctx: AmqpContext) -> None:
     """Bits that no field has mean nothing, and those of fields are read from the lowest on.
 

@@ -73,7 +73,11 @@ async def requests(ctx: AmqpContext) -> None:
     ctx.must(outcome == "channel 404", f"expected a deletion without waiting to be done; seen {outcome}")
 
 
-@amqp_case("exchange/standard-types", clauses=("exchange.required-types", "sec.3.1.3.1.direct", "sec.3.1.3.2.fanout"))
+@amqp_case(
+    "exchange/standard-types",
+    mutant="amqp-no-fanout",
+    clauses=("exchange.required-types", "sec.3.1.3.1.direct", "sec.3.1.3.2.fanout"),
+)
 async def required_types(ctx: AmqpContext) -> None:
     """Exchanges of the types direct and fanout can be declared.
 
@@ -85,7 +89,9 @@ async def required_types(ctx: AmqpContext) -> None:
             await channel.exchange(type_, durable=True)
 
 
-@amqp_case("exchange/recommended-types", clauses=("exchange.recommended-types",), level="SHOULD")
+@amqp_case(
+    "exchange/recommended-types", mutant="amqp-no-fanout", clauses=("exchange.recommended-types",), level="SHOULD"
+)
 async def recommended_types(ctx: AmqpContext) -> None:
     """Exchanges of the types topic and headers can be declared.
 
@@ -107,6 +113,7 @@ async def _knows(ctx: AmqpContext, type_: str) -> bool:
 
 @amqp_case(
     "exchange/predeclared-ones",
+    mutant="amqp-no-fanout",
     clauses=(
         "exchange.required-instances",
         "sec.3.1.3.1.direct",
@@ -138,6 +145,7 @@ async def predeclared(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "exchange/the-nameless-one-routes-by-queue-name",
+    mutant="amqp-no-default-bindings",
     clauses=(
         "exchange.default-exchange",
         "queue.declare.default-binding",
@@ -183,7 +191,7 @@ async def default_access(ctx: AmqpContext) -> None:
         await channel.get_soon(queue)
 
 
-@amqp_case("exchange/sixteen-fit", clauses=("exchange.declare.minimum",), level="SHOULD")
+@amqp_case("exchange/sixteen-fit", mutant="amqp-room-for-few", clauses=("exchange.declare.minimum",), level="SHOULD")
 async def minimum(ctx: AmqpContext) -> None:
     """Sixteen exchanges can be declared, and each routes.
 
@@ -218,7 +226,12 @@ async def reserved(ctx: AmqpContext) -> None:
     ctx.allow("exchange.declare.exchange.reserved", outcome)
 
 
-@amqp_case("exchange/odd-names-are-taken-or-refused", clauses=("exchange.declare.exchange.syntax",), level="MAY")
+@amqp_case(
+    "exchange/odd-names-are-taken-or-refused",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("exchange.declare.exchange.syntax",),
+    level="MAY",
+)
 async def odd_names(ctx: AmqpContext) -> None:
     """A name with characters beyond the specification's is refused by 406, or works like any other.
 
@@ -250,7 +263,11 @@ async def keeps_type(ctx: AmqpContext) -> None:
         await again.call("exchange.declare", exchange=name, type_="direct")
 
 
-@amqp_case("exchange/unknown-types-are-refused", clauses=("exchange.declare.type.support", "sec.3.1.3.6.x-types"))
+@amqp_case(
+    "exchange/unknown-types-are-refused",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("exchange.declare.type.support", "sec.3.1.3.6.x-types"),
+)
 async def unknown_type(ctx: AmqpContext) -> None:
     """An exchange of a type that nobody knows is refused, and not there afterwards.
 
@@ -299,7 +316,9 @@ async def equivalent(ctx: AmqpContext) -> None:
     ctx.allow("exchange.declare.passive.equivalent", outcome)
 
 
-@amqp_case("exchange/durable-and-transient", clauses=("exchange.declare.durable.support",))
+@amqp_case(
+    "exchange/durable-and-transient", mutant="amqp-durable-or-nothing", clauses=("exchange.declare.durable.support",)
+)
 async def durable(ctx: AmqpContext) -> None:
     """Durable and transient exchanges can be declared, and route alike.
 
@@ -315,7 +334,11 @@ async def durable(ctx: AmqpContext) -> None:
             await channel.get_soon(queue)
 
 
-@amqp_case("exchange/auto-delete-is-not-looked-at-again", clauses=("exchange.declare.auto-delete.amq_exchange_25",))
+@amqp_case(
+    "exchange/auto-delete-is-not-looked-at-again",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("exchange.declare.auto-delete.amq_exchange_25",),
+)
 async def auto_delete_again(ctx: AmqpContext) -> None:
     """For an exchange that exists, auto-delete is ignored, or counts as different.
 
@@ -329,6 +352,7 @@ async def auto_delete_again(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "exchange/auto-delete-ends-with-the-last-binding",
+    mutant="amqp-auto-delete-exchanges-stay",
     clauses=("rmq.auto-delete.exchange", "exchange.declare.auto-delete.amq_exchange_02"),
 )
 async def auto_delete(ctx: AmqpContext) -> None:
@@ -352,7 +376,9 @@ async def auto_delete(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "exchange/deleting-what-is-not-there", clauses=("exchange.delete.exchange.exists", "rmq.queue.delete.idempotent")
+    "exchange/deleting-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("exchange.delete.exchange.exists", "rmq.queue.delete.idempotent"),
 )
 async def delete_missing(ctx: AmqpContext) -> None:
     """Deleting an exchange that does not exist is refused with 404, or done.
@@ -386,7 +412,11 @@ async def if_unused(ctx: AmqpContext) -> None:
 # How they route
 
 
-@amqp_case("exchange/direct-compares-keys", clauses=("queue.bind.routing-key.direct-exchange-key-matching",))
+@amqp_case(
+    "exchange/direct-compares-keys",
+    mutant="amqp-direct-ignores-case",
+    clauses=("queue.bind.routing-key.direct-exchange-key-matching",),
+)
 async def direct(ctx: AmqpContext) -> None:
     """A direct exchange passes a message to the queues bound by its key, and to no other.
 
@@ -401,7 +431,7 @@ async def direct(ctx: AmqpContext) -> None:
             await routed(ctx, channel, name, {tags[key]: key == sent for key in keys}, sent)
 
 
-@amqp_case("exchange/fanout-passes-to-all", clauses=("sec.3.1.3.2.fanout",))
+@amqp_case("exchange/fanout-passes-to-all", mutant="amqp-fanout-compares-keys", clauses=("sec.3.1.3.2.fanout",))
 async def fanout(ctx: AmqpContext) -> None:
     """A fanout exchange passes every message to every queue bound to it, whatever the keys.
 
@@ -468,7 +498,7 @@ async def _by_headers(
             await routed(ctx, channel, name, {tag: wanted}, "", properties={"headers": headers}, what=what)
 
 
-@amqp_case("exchange/headers-all", clauses=("sec.3.1.3.4.headers-all",))
+@amqp_case("exchange/headers-all", mutant="amqp-headers-any-for-all", clauses=("sec.3.1.3.4.headers-all",))
 async def headers_all(ctx: AmqpContext) -> None:
     """With x-match all, every pair of the binding must be among the headers.
 
@@ -485,7 +515,7 @@ async def headers_all(ctx: AmqpContext) -> None:
     await _by_headers(ctx, {"x-match": "all", **both}, rows)
 
 
-@amqp_case("exchange/headers-any", clauses=("sec.3.1.3.4.headers-any",))
+@amqp_case("exchange/headers-any", mutant="amqp-headers-any-for-all", clauses=("sec.3.1.3.4.headers-any",))
 async def headers_any(ctx: AmqpContext) -> None:
     """With x-match any, one pair of the binding must be among the headers.
 
@@ -501,7 +531,7 @@ async def headers_any(ctx: AmqpContext) -> None:
     await _by_headers(ctx, {"x-match": "any", "format": "pdf", "pages": 3}, rows)
 
 
-@amqp_case("exchange/headers-without-value", clauses=("sec.3.1.3.4.headers-void",))
+@amqp_case("exchange/headers-without-value", mutant="amqp-headers-x-and-void", clauses=("sec.3.1.3.4.headers-void",))
 async def headers_void(ctx: AmqpContext) -> None:
     """A pair without a value in a binding asks only for a header of that name.
 
@@ -515,7 +545,11 @@ async def headers_void(ctx: AmqpContext) -> None:
     await _by_headers(ctx, {"x-match": "all", "format": None}, rows)
 
 
-@amqp_case("exchange/headers-beginning-with-x-are-not-compared", clauses=("sec.3.1.3.4.headers-xprefix",))
+@amqp_case(
+    "exchange/headers-beginning-with-x-are-not-compared",
+    mutant="amqp-headers-x-and-void",
+    clauses=("sec.3.1.3.4.headers-xprefix",),
+)
 async def headers_x(ctx: AmqpContext) -> None:
     """Pairs of a binding whose names begin with x- are not compared.
 
@@ -529,7 +563,11 @@ async def headers_x(ctx: AmqpContext) -> None:
     await _by_headers(ctx, {"x-match": "all", "format": "pdf", "x-reason": "a"}, rows)
 
 
-@amqp_case("exchange/headers-with-a-strange-x-match", clauses=("sec.3.1.3.4.headers-bad-xmatch",))
+@amqp_case(
+    "exchange/headers-with-a-strange-x-match",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("sec.3.1.3.4.headers-bad-xmatch",),
+)
 async def headers_bad(ctx: AmqpContext) -> None:
     """A binding whose x-match is neither all nor any is refused.
 
@@ -543,7 +581,7 @@ async def headers_bad(ctx: AmqpContext) -> None:
     ctx.allow("sec.3.1.3.4.headers-bad-xmatch", outcome)
 
 
-@amqp_case("exchange/headers-with-x", clauses=("rmq.headers.x-match",))
+@amqp_case("exchange/headers-with-x", mutant="amqp-headers-x-and-void", clauses=("rmq.headers.x-match",))
 async def headers_with_x(ctx: AmqpContext) -> None:
     """With all-with-x and any-with-x, pairs whose names begin with x- are compared as well.
 
@@ -620,6 +658,7 @@ _E2E = ("exchange_exchange_bindings",)
 
 @amqp_case(
     "exchange/bindings-between-them-are-answered",
+    mutant="amqp-some-answers-missing",
     clauses=("sync.exchange.bind", "sync.exchange.unbind", "rmq.exchange.bind", "exchange.bind.duplicates"),
     requires=_E2E,
 )
@@ -673,7 +712,12 @@ async def cyclical(ctx: AmqpContext) -> None:
     ctx.must(found == [b"once"], f"expected the message once; seen {found}")
 
 
-@amqp_case("exchange/many-ways-one-copy", clauses=("exchange.bind.unique",), requires=_E2E)
+@amqp_case(
+    "exchange/many-ways-one-copy",
+    mutant="amqp-a-copy-for-each-binding",
+    clauses=("exchange.bind.unique",),
+    requires=_E2E,
+)
 async def unique(ctx: AmqpContext) -> None:
     """However many ways lead to an exchange, a queue behind it gets a message once.
 
@@ -695,6 +739,7 @@ async def unique(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "exchange/bindings-of-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=(
         "exchange.bind.destination.exchange-existence",
         "exchange.bind.source.exchange-existence",
@@ -719,6 +764,7 @@ async def bind_missing(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "exchange/unbinding-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=(
         "exchange.unbind.01",
         "exchange.unbind.destination.must-exist",
@@ -743,6 +789,7 @@ async def unbind_missing(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "exchange/the-nameless-one-in-bindings",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=(
         "exchange.bind.destination.default-exchange",
         "exchange.bind.source.default-exchange",

@@ -37,7 +37,11 @@ async def _all(ctx: AmqpContext, statement: str, *rows: tuple[str, bytes]) -> No
         ctx.allow(statement, outcome, what=what)
 
 
-@amqp_case("frames/unknown-types-end-the-connection", clauses=("sec.4.2.3.unknown-frame-type",))
+@amqp_case(
+    "frames/unknown-types-end-the-connection",
+    mutant="amqp-damage-passed-over",
+    clauses=("sec.4.2.3.unknown-frame-type",),
+)
 async def unknown_type(ctx: AmqpContext) -> None:
     """A frame of an unknown type ends the connection.
 
@@ -88,7 +92,11 @@ async def oversize(ctx: AmqpContext) -> None:
             ctx.allow("sec.4.2.3.oversize", outcome, what=f"{excess} byte(s) too many")
 
 
-@amqp_case("frames/a-size-that-never-comes", clauses=("sec.4.9.limits", "sec.2.3.3.limits"))
+@amqp_case(
+    "frames/a-size-that-never-comes",
+    mutant="amqp-waits-for-a-huge-frame",
+    clauses=("sec.4.9.limits", "sec.2.3.3.limits"),
+)
 async def huge_size(ctx: AmqpContext) -> None:
     """A frame that announces four gigabytes ends the connection, or waits for them; others are served meanwhile.
 
@@ -153,7 +161,7 @@ async def heartbeat_channel(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.7.heartbeat-channel", ("a heartbeat on channel 1", encode_frame(8, 1)))
 
 
-@amqp_case("frames/unknown-methods", clauses=("sec.4.2.4.unknown-method",))
+@amqp_case("frames/unknown-methods", mutant="amqp-damage-passed-over", clauses=("sec.4.2.4.unknown-method",))
 async def unknown_method(ctx: AmqpContext) -> None:
     """A class or method that there is not costs the connection, by a Close that says why.
 
@@ -167,7 +175,7 @@ async def unknown_method(ctx: AmqpContext) -> None:
     )
 
 
-@amqp_case("frames/arguments-that-are-cut", clauses=("sec.4.2.5.5.truncated-table",))
+@amqp_case("frames/arguments-that-are-cut", mutant="amqp-damage-passed-over", clauses=("sec.4.2.5.5.truncated-table",))
 async def cut_arguments(ctx: AmqpContext) -> None:
     """Arguments that end too early cost the connection, and nothing is done.
 
@@ -189,7 +197,9 @@ def _with_table(ctx: AmqpContext, fields: bytes) -> bytes:
 
 
 @amqp_case(
-    "frames/values-that-run-over-their-table", clauses=("sec.4.2.5.5.truncated-table", "sec.4.2.1.field-array-length")
+    "frames/values-that-run-over-their-table",
+    mutant="amqp-damage-passed-over",
+    clauses=("sec.4.2.5.5.truncated-table", "sec.4.2.1.field-array-length"),
 )
 async def cut_values(ctx: AmqpContext) -> None:
     """A value that runs over the end of its table costs the connection.
@@ -207,7 +217,7 @@ async def cut_values(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.5.5.truncated-table", *((what, _with_table(ctx, data)) for what, data in rows))
 
 
-@amqp_case("frames/unknown-types-of-values", clauses=("sec.4.2.1.field-types",))
+@amqp_case("frames/unknown-types-of-values", mutant="amqp-damage-passed-over", clauses=("sec.4.2.1.field-types",))
 async def unknown_letter(ctx: AmqpContext) -> None:
     """A value of a type that there is not costs the connection, by a Close that says why.
 
@@ -217,7 +227,9 @@ async def unknown_letter(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.5.5.truncated-table", *((what, _with_table(ctx, data)) for what, data in rows))
 
 
-@amqp_case("frames/names-of-fields", clauses=("sec.4.2.5.5.field-names",), level="SHOULD")
+@amqp_case(
+    "frames/names-of-fields", mutant="amqp-names-of-fields-of-64", clauses=("sec.4.2.5.5.field-names",), level="SHOULD"
+)
 async def field_names(ctx: AmqpContext) -> None:
     """A field whose name begins with a digit, or is too long, is refused or taken.
 
@@ -234,7 +246,7 @@ async def field_names(ctx: AmqpContext) -> None:
         ctx.should(outcome != "ok", f"a field with the name {name[:4]}... ({len(name)} characters) is taken")
 
 
-@amqp_case("frames/tables-in-tables", clauses=("sec.4.2.5.5.truncated-table",))
+@amqp_case("frames/tables-in-tables", mutant="amqp-deep-tables-take-long", clauses=("sec.4.2.5.5.truncated-table",))
 async def deep_tables(ctx: AmqpContext) -> None:
     """A thousand tables in each other are taken or refused; others are served on.
 
@@ -273,6 +285,7 @@ async def content_out_of_place(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "frames/methods-within-content",
+    mutant="amqp-content-cut-short",
     near_miss="amqp-content-given-up",
     clauses=("sec.4.2.6.interleave", "sec.4.2.6.abort"),
 )
@@ -333,7 +346,9 @@ async def header_class(ctx: AmqpContext) -> None:
     await _all(ctx, "sec.4.2.6.1.class-id", *rows)
 
 
-@amqp_case("frames/the-weight-of-a-header", clauses=("sec.4.2.6.1.weight",))
+@amqp_case(
+    "frames/the-weight-of-a-header", mutant="amqp-content-headers-internal-errors", clauses=("sec.4.2.6.1.weight",)
+)
 async def header_weight(ctx: AmqpContext) -> None:
     """A content header with a weight is refused, or its weight is not looked at.
 
@@ -356,7 +371,11 @@ async def content_on_zero(ctx: AmqpContext) -> None:
     )
 
 
-@amqp_case("frames/property-flags", clauses=("sec.4.2.6.1.flags-continuation", "sec.4.2.6.bad-content"))
+@amqp_case(
+    "frames/property-flags",
+    mutant="amqp-damage-passed-over",
+    clauses=("sec.4.2.6.1.flags-continuation", "sec.4.2.6.bad-content"),
+)
 async def property_flags(ctx: AmqpContext) -> None:
     """Flags of properties that are not there, or go on, are refused or understood.
 
@@ -370,7 +389,11 @@ async def property_flags(ctx: AmqpContext) -> None:
     ctx.should(outcome == "ok", f"a second word of property flags is refused: {outcome}")
 
 
-@amqp_case("frames/noise", clauses=("sec.4.2.3.unknown-frame-type", "sec.4.2.3.frame-end-check"))
+@amqp_case(
+    "frames/noise",
+    mutant="amqp-errors-end-everybody",
+    clauses=("sec.4.2.3.unknown-frame-type", "sec.4.2.3.frame-end-check"),
+)
 async def noise(ctx: AmqpContext) -> None:
     """Frames with a bit turned over are errors, or mean something else; nobody else suffers.
 

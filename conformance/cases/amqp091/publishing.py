@@ -22,7 +22,9 @@ async def publish_missing(ctx: AmqpContext) -> None:
     await (await connection.channel()).barrier()
 
 
-@amqp_case("basic/mandatory-comes-back", clauses=("basic.publish.mandatory.01",), level="SHOULD")
+@amqp_case(
+    "basic/mandatory-comes-back", mutant="amqp-returns-bare", clauses=("basic.publish.mandatory.01",), level="SHOULD"
+)
 async def mandatory(ctx: AmqpContext) -> None:
     """A mandatory message that reaches no queue comes back whole, and one that reaches a queue does not.
 
@@ -51,7 +53,10 @@ async def mandatory(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "basic/immediate-comes-back-or-is-refused", clauses=("basic.publish.immediate.01", "rmq.immediate"), level="SHOULD"
+    "basic/immediate-comes-back-or-is-refused",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("basic.publish.immediate.01", "rmq.immediate"),
+    level="SHOULD",
 )
 async def immediate(ctx: AmqpContext) -> None:
     """An immediate message for a queue without consumers comes back, or the flag is refused with 540.
@@ -69,7 +74,7 @@ async def immediate(ctx: AmqpContext) -> None:
         ctx.should(back, "an immediate message that no consumer takes does not come back with 313")
 
 
-@amqp_case("basic/order-is-kept", clauses=("sec.4.7.ordering",))
+@amqp_case("basic/order-is-kept", mutant="amqp-persistent-messages-overtaken", clauses=("sec.4.7.ordering",))
 async def order(ctx: AmqpContext) -> None:
     """Messages on one way, from one channel to another, keep their order.
 
@@ -87,7 +92,7 @@ async def order(ctx: AmqpContext) -> None:
         ctx.must(seen == number, f"expected message {number}, in the order of publishing; seen {seen}")
 
 
-@amqp_case("basic/persistent-or-not-in-one-order", clauses=("basic.08",))
+@amqp_case("basic/persistent-or-not-in-one-order", mutant="amqp-persistent-messages-overtaken", clauses=("basic.08",))
 async def order_by_persistence(ctx: AmqpContext) -> None:
     """Messages of the same priority come in their order, whether persistent or not.
 
@@ -103,7 +108,9 @@ async def order_by_persistence(ctx: AmqpContext) -> None:
     ctx.must(seen == list(range(10)), f"expected the order of publishing; seen {seen}")
 
 
-@amqp_case("basic/a-full-queue-loses-no-persistent-message", clauses=("basic.02",))
+@amqp_case(
+    "basic/a-full-queue-loses-no-persistent-message", mutant="amqp-queues-keep-a-thousand", clauses=("basic.02",)
+)
 async def overflow(ctx: AmqpContext) -> None:
     """A long queue without limits loses none of its persistent messages.
 
@@ -120,7 +127,7 @@ async def overflow(ctx: AmqpContext) -> None:
         ctx.must(seen == number, f"expected message {number}; seen {seen}")
 
 
-@amqp_case("basic/priorities", clauses=("basic.06",), level="MUST")
+@amqp_case("basic/priorities", mutant="amqp-max-priority-passed-over", clauses=("basic.06",), level="MUST")
 async def priorities(ctx: AmqpContext) -> None:
     """A message of priority 9 overtakes those of priority 0 that wait.
 

@@ -54,7 +54,11 @@ async def requests(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "queue/two-hundred-and-fifty-six-fit", clauses=("queue.declare.minimum-queues",), level="SHOULD", limit_s=20.0
+    "queue/two-hundred-and-fifty-six-fit",
+    mutant="amqp-room-for-few",
+    clauses=("queue.declare.minimum-queues",),
+    level="SHOULD",
+    limit_s=20.0,
 )
 async def minimum(ctx: AmqpContext) -> None:
     """256 queues can be declared, and each takes its message.
@@ -112,7 +116,10 @@ async def reserved(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "queue/odd-names-are-taken-or-refused", clauses=("queue.declare.queue.syntax", "sec.4.2.5.3.shortstr"), level="MAY"
+    "queue/odd-names-are-taken-or-refused",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("queue.declare.queue.syntax", "sec.4.2.5.3.shortstr"),
+    level="MAY",
 )
 async def odd_names(ctx: AmqpContext) -> None:
     """A name with characters beyond the specification's is refused by 406, or works like any other.
@@ -129,7 +136,7 @@ async def odd_names(ctx: AmqpContext) -> None:
         ctx.must(event["routing-key"] == name, f"expected the routing key that was sent; seen {event['routing-key']!r}")
 
 
-@amqp_case("queue/names-of-255-bytes", clauses=("sec.4.2.5.3.shortstr",))
+@amqp_case("queue/names-of-255-bytes", mutant="amqp-refusals-are-internal-errors", clauses=("sec.4.2.5.3.shortstr",))
 async def long_name(ctx: AmqpContext) -> None:
     """A name may be as long as a short string can be, or is refused.
 
@@ -211,7 +218,11 @@ async def equivalent_arguments(ctx: AmqpContext) -> None:
         ctx.allow("rmq.redeclare.equivalence", outcome)
 
 
-@amqp_case("queue/auto-delete-is-not-looked-at-again", clauses=("queue.declare.auto-delete.pre-existence",))
+@amqp_case(
+    "queue/auto-delete-is-not-looked-at-again",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("queue.declare.auto-delete.pre-existence",),
+)
 async def auto_delete_again(ctx: AmqpContext) -> None:
     """For a queue that exists, auto-delete is ignored, or counts as different.
 
@@ -223,7 +234,11 @@ async def auto_delete_again(ctx: AmqpContext) -> None:
     ctx.allow("queue.declare.auto-delete.pre-existence", outcome)
 
 
-@amqp_case("queue/durable-and-transient", clauses=("queue.declare.durable.types", "queue.bind.transient-exchange"))
+@amqp_case(
+    "queue/durable-and-transient",
+    mutant="amqp-durable-or-nothing",
+    clauses=("queue.declare.durable.types", "queue.bind.transient-exchange"),
+)
 async def durable_types(ctx: AmqpContext) -> None:
     """Durable and transient queues can be declared, and both be bound to a transient exchange.
 
@@ -238,7 +253,7 @@ async def durable_types(ctx: AmqpContext) -> None:
             await channel.get_soon(queue)
 
 
-@amqp_case("queue/exclusive-and-shared", clauses=("queue.declare.exclusive.types",))
+@amqp_case("queue/exclusive-and-shared", mutant="amqp-all-queues-exclusive", clauses=("queue.declare.exclusive.types",))
 async def exclusive_types(ctx: AmqpContext) -> None:
     """Exclusive and shared queues can be declared; the shared one is used by two connections.
 
@@ -343,7 +358,7 @@ async def bound_twice(ctx: AmqpContext) -> None:
         ctx.must(not found, f"expected nothing after one unbinding; seen {found}")
 
 
-@amqp_case("queue/many-bindings-one-copy", clauses=("queue.bind.unique",))
+@amqp_case("queue/many-bindings-one-copy", mutant="amqp-a-copy-for-each-binding", clauses=("queue.bind.unique",))
 async def unique(ctx: AmqpContext) -> None:
     """However many of its bindings match, a queue gets a message once.
 
@@ -360,7 +375,9 @@ async def unique(ctx: AmqpContext) -> None:
     ctx.must(found == [b"once"], f"expected the message once; seen {found}")
 
 
-@amqp_case("queue/takes-many-bindings", clauses=("queue.bind.binding-count",), level="SHOULD")
+@amqp_case(
+    "queue/takes-many-bindings", mutant="amqp-few-bindings", clauses=("queue.bind.binding-count",), level="SHOULD"
+)
 async def binding_count(ctx: AmqpContext) -> None:
     """A queue can be bound to four exchanges, and gets messages of each.
 
@@ -381,6 +398,7 @@ async def binding_count(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "queue/an-empty-name-needs-a-declaration",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=(
         "queue.bind.queue.queue-known",
         "queue.unbind.queue.queue-known",
@@ -402,6 +420,7 @@ async def queue_known(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "queue/requests-about-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=("queue.bind.queue.must-exist", "queue.bind.exchange.exchange-existence", "queue.purge.queue.must-exist"),
 )
 async def missing(ctx: AmqpContext) -> None:
@@ -421,6 +440,7 @@ async def missing(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "queue/unbinding-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=("queue.unbind.01", "queue.unbind.queue.must-exist", "queue.unbind.exchange.must-exist"),
 )
 async def unbind_missing(ctx: AmqpContext) -> None:
@@ -441,6 +461,7 @@ async def unbind_missing(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "queue/the-nameless-exchange-in-bindings",
+    mutant="amqp-refusals-are-internal-errors",
     clauses=("queue.bind.exchange.default-exchange", "queue.unbind.exchange.default-exchange"),
 )
 async def bind_default(ctx: AmqpContext) -> None:
@@ -456,7 +477,7 @@ async def bind_default(ctx: AmqpContext) -> None:
         ctx.prefer(f"queue.{request}.exchange.default-exchange", outcome)
 
 
-@amqp_case("queue/bindings-die-with-it", clauses=("sec.3.1.5.bindings-die",))
+@amqp_case("queue/bindings-die-with-it", mutant="amqp-bindings-come-back", clauses=("sec.3.1.5.bindings-die",))
 async def bindings_die(ctx: AmqpContext) -> None:
     """A queue that was deleted and declared again has none of its old bindings.
 
@@ -477,7 +498,7 @@ async def bindings_die(ctx: AmqpContext) -> None:
 # Purging and deleting
 
 
-@amqp_case("queue/purge-spares-what-was-delivered", clauses=("queue.purge.02",))
+@amqp_case("queue/purge-spares-what-was-delivered", mutant="amqp-purge-takes-all", clauses=("queue.purge.02",))
 async def purge(ctx: AmqpContext) -> None:
     """Purging takes what is ready, and nothing that was delivered and waits for its acknowledgement.
 
@@ -497,7 +518,11 @@ async def purge(ctx: AmqpContext) -> None:
     ctx.must(await channel.get(queue) is None, "expected what was ready to be purged; seen it")
 
 
-@amqp_case("queue/deleting-what-is-not-there", clauses=("queue.delete.queue.must-exist", "rmq.queue.delete.idempotent"))
+@amqp_case(
+    "queue/deleting-what-is-not-there",
+    mutant="amqp-refusals-are-internal-errors",
+    clauses=("queue.delete.queue.must-exist", "rmq.queue.delete.idempotent"),
+)
 async def delete_missing(ctx: AmqpContext) -> None:
     """Deleting a queue that does not exist is refused with 404, or done.
 

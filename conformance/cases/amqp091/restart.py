@@ -10,6 +10,8 @@ _PERSISTENT = {"delivery_mode": 2}
 
 @amqp_case(
     "restart/durable-queues-and-bindings",
+    mutant="amqp-bindings-not-durable",
+    kills=("amqp-nothing-durable",),
     clauses=("queue.declare.durable.persistence", "queue.bind.durable-exchange", "exchange.declare.durable.support"),
     requires=_NEEDS,
     together=True,
@@ -42,6 +44,7 @@ async def definitions(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "restart/confirmed-messages",
+    mutant="amqp-messages-in-memory",
     clauses=("basic.01", "rmq.confirm.persistent", "confirm.all-queues"),
     requires=(*_NEEDS, "publisher_confirms"),
     together=True,
@@ -72,7 +75,8 @@ async def confirmed(ctx: AmqpContext) -> None:
     await ctx.restart()
     channel = await ctx.channel()
     for queue, first in zip(queues, (5, 0), strict=True):
-        event = await channel.get_soon(queue)
+        with ctx.own_point():
+            event = await channel.get_soon(queue)
         begins = event.headers.get("number")
         ctx.must(begins in range(first + 1), f"expected message {first} after the restart; seen {begins}")
         assert isinstance(begins, int)
@@ -86,6 +90,7 @@ async def confirmed(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "restart/unacknowledged-deliveries",
+    mutant="amqp-messages-in-memory",
     clauses=("basic.01", "redelivered.implementation"),
     requires=(*_NEEDS, "publisher_confirms"),
     together=True,
@@ -107,12 +112,14 @@ async def unacknowledged(ctx: AmqpContext) -> None:
     await channel.barrier()
     await ctx.restart()
     channel = await ctx.channel()
-    seen = [(await channel.get_soon(queue)).body for _ in range(2)]
+    with ctx.own_point():
+        seen = [(await channel.get_soon(queue)).body for _ in range(2)]
     ctx.must(set(seen) >= {b"1", b"2"} or b"0" in seen, f"expected what was not acknowledged; seen {seen}")
 
 
 @amqp_case(
     "restart/transactions",
+    mutant="amqp-messages-in-memory",
     clauses=("rmq.tx.semantics", "basic.01"),
     requires=_NEEDS,
     together=True,

@@ -15,7 +15,11 @@ async def _transacted(ctx: AmqpContext) -> Channel:
     return channel
 
 
-@amqp_case("tx/requests-are-answered", clauses=("sync.tx.select", "sync.tx.commit", "sync.tx.rollback", "grammar.tx"))
+@amqp_case(
+    "tx/requests-are-answered",
+    mutant="amqp-some-answers-missing",
+    clauses=("sync.tx.select", "sync.tx.commit", "sync.tx.rollback", "grammar.tx"),
+)
 async def requests(ctx: AmqpContext) -> None:
     """Select, Commit and Rollback are answered once each.
 
@@ -147,7 +151,9 @@ async def unknown_tag(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
-    "tx/recover-between-ack-and-rollback-loses-nothing", clauses=("rmq.recover.requeue-true", "rmq.tx.semantics")
+    "tx/recover-between-ack-and-rollback-loses-nothing",
+    mutant="amqp-recover-commits",
+    clauses=("rmq.recover.requeue-true", "rmq.tx.semantics"),
 )
 async def recover_in_between(ctx: AmqpContext) -> None:
     """A message that was acknowledged, then recovered, then rolled back, is not lost.

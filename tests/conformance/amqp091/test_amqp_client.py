@@ -50,7 +50,7 @@ def _case(run: AmqpCaseFunction, *clauses: str) -> Case:
 def _judged(script: Script, run: AmqpCaseFunction, *clauses: str) -> Outcome:
     async def judged() -> Outcome:
         async with serving(script) as endpoint:
-            engine = Engine(RunningTarget(Target(name="x"), endpoint), ABLE, RunOptions(patience_s=0.3))
+            engine = Engine(RunningTarget(Target(name="x"), endpoint), ABLE, RunOptions(patience_s=1.0))
             return await engine.run(_case(run, *clauses))
 
     return asyncio.run(judged())
@@ -97,7 +97,7 @@ def test_one_root_is_one_failure() -> None:
 
     async def judged() -> list[Outcome]:
         async with serving(_answering("queue.declare", _REFUSED)) as endpoint:
-            engine = Engine(RunningTarget(Target(name="x"), endpoint), ABLE, RunOptions(patience_s=0.3))
+            engine = Engine(RunningTarget(Target(name="x"), endpoint), ABLE, RunOptions(patience_s=1.0))
             cases = [
                 load_cases()[name]
                 for name in ("amqp091/queue/requests-are-answered", "amqp091/tx/publishes-wait-for-commit")
