@@ -132,8 +132,8 @@ _slip(
     "of the deliveries acknowledged in a transaction only the first is settled by its commit",
     CommitPhases,
     "_end",
-    "        if committed:\n            group.counts",
-    "        if committed and entry is next(iter(transaction.held)):\n            group.counts",
+    "        if committed:\n            self._settle",
+    "        if committed and entry is next(iter(transaction.held)):\n            self._settle",
 )
 _slip(
     "abort-settles-retried",
