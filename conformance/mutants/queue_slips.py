@@ -111,8 +111,8 @@ _slip(
     "a dead letter that had been tried more than once has no content type",
     queue_module,
     "dead_letter_message",
-    "content_type=message.content_type,",
-    "content_type=message.content_type if entry.delivery_count < 2 else None,",
+    "message, history)",
+    "message if entry.delivery_count < 2 else msgspec.structs.replace(message, content_type=None), history)",
 )
 _slip(
     "rejected-after-a-retry-discarded",
@@ -167,8 +167,8 @@ _slip(
     "a queue takes one message more as long as it holds less bytes than it may",
     QueueLimits,
     "make_byte_room",
-    "while limit and self.held_bytes + size > limit:",
-    "while limit and self.held_bytes >= limit:",
+    "while limit and self._counted_bytes + size > limit:",
+    "while limit and self._counted_bytes >= limit:",
 )
 _slip(
     "limit-of-depth-is-one-less-with-groups",
