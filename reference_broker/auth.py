@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable
 
 from assay.reference_broker import auth_scram
-from assay.reference_broker.auth_scram import ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
+from assay.reference_broker.auth_scram import METHOD, ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
 from assay.reference_broker.config import AuthConfig, ConfigError, UserConfig
 
 __all__ = [
+    "METHOD",
     "Authenticator",
     "CheckQueueFullError",
     "PasswordCheck",
@@ -208,12 +209,17 @@ class Authenticator:
         if check.on_done is not None:
             check.on_done(check.allowed)
 
+    @property
+    def offers_scram(self) -> bool:
+        """Whether a user has credentials for SCRAM."""
+        return self._scram is not None
+
     def open_exchange(self, method: str, randomness: bytes) -> ScramServer | None:
         """A new exchange of an enhanced authentication method; None when the method is not offered.
 
         ``randomness`` (16 bytes or more) must differ for each exchange. SCRAM is offered while a user has credentials.
         """
-        if method != auth_scram.METHOD or self._scram is None:
+        if method != METHOD or self._scram is None:
             return None
         return ScramServer(self._scram, self._scram.nonce(randomness))
 

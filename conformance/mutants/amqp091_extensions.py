@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
 from assay.reference_broker.amqp091 import service
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.queues.queue.queue import DurableQueue
 
 _REWRITES: dict[str, Row] = {
@@ -19,6 +21,35 @@ _REWRITES: dict[str, Row] = {
         DurableQueue,
         "bury",
         "if self.config.overflow is Overflow.REJECT_TO_DEAD_LETTERS and self.config.dead_letters:",
+        "if False:",
+    ),
+    # Consumers and replies
+    "amqp-consumer-priorities-ignored": (
+        "all consumers share, whatever their priority",
+        Consuming,
+        "consume",
+        "priority=asked.priority",
+        "priority=0",
+    ),
+    "amqp-replies-to-nobody": (
+        "a direct reply goes nowhere",
+        DirectReplies,
+        "deliver",
+        "if consumer is not None:",
+        "if False:",
+    ),
+    "amqp-replies-wait-for-ever": (
+        "a name for direct replies stays when its consumer goes",
+        DirectReplies,
+        "exists",
+        "return name == REPLY_TO or (vhost, name) in self._waiting",
+        "return True",
+    ),
+    "amqp-reply-consumers-acknowledge": (
+        "direct replies can be consumed with acknowledgements",
+        DirectReplies,
+        "open",
+        "if not no_ack:",
         "if False:",
     ),
 }

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091.channel import Channel
-from assay.reference_broker.amqp091.login import READERS, Credentials
+from assay.reference_broker.amqp091.login import READERS, Credentials, bad_response
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
@@ -21,7 +21,7 @@ from assay.reference_broker.amqp091.wire.frames import (
 )
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.auth import CheckQueueFullError
+from assay.reference_broker.auth import METHOD, CheckQueueFullError, ScramError, ScramServer, ScramState
 from assay.reference_broker.config import ServerReferenceConfig
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
@@ -57,6 +57,8 @@ class Phase(Enum):
     """``start-ok`` is to come."""
     VERIFYING = "verifying"
     """A password is being checked."""
+    SECURE = "secure"
+    """The client is to answer a challenge."""
     TUNE = "tune"
     OPEN = "open"
     RUNNING = "running"
@@ -68,6 +70,7 @@ class Phase(Enum):
 _CONNECTION: Final = 10
 _NEXT: Final = {
     Phase.START: "connection.start-ok",
+    Phase.SECURE: "connection.secure-ok",
     Phase.TUNE: "connection.tune-ok",
     Phase.OPEN: "connection.open",
 }
@@ -120,6 +123,8 @@ class AmqpConnection(Connection):
         self._counted_bytes = 0
         """What is counted among the bytes of all connections that are not whole yet."""
         self._check: PasswordCheck | None = None
+        self._scram: ScramServer | None = None
+        """An exchange under way; its steps are bounded by the handshake's time."""
         self._unflushed: dict[Channel, None] = {}
         """Channels whose confirms leave at the end of the turn."""
         self._received_at = self._sent_at = arrival.now
@@ -180,7 +185,7 @@ class AmqpConnection(Connection):
         self._end(now)
 
     def interrupt_login(self, now: float) -> None:
-        if self._check is not None:
+        if self._check is not None or self._scram is not None:
             self._drop_check()
             self.fail(AmqpError(Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", hard=True), now)
 
@@ -335,6 +340,8 @@ class AmqpConnection(Connection):
             "connection.blocked",
             "authentication_failure_close",
             "per_consumer_qos",
+            "consumer_priorities",
+            "direct_reply_to",
         )
         named = tuple([(name, Typed(Kind.TEXT, text)) for name, text in texts.items()])
         return (("capabilities", capabilities), *named)
@@ -342,7 +349,8 @@ class AmqpConnection(Connection):
     def _mechanisms(self) -> list[bytes]:
         if self._arrival.certificate_name is not None:
             return [b"EXTERNAL"]
-        return [name.encode() for name in READERS]
+        scram = [METHOD] if self._arrival.authenticator.offers_scram else []
+        return [name.encode() for name in (*READERS, *scram)]
 
     def _on_frame(self, part: Frame, now: float) -> None:
         if self.phase is Phase.CLOSING:
@@ -409,6 +417,8 @@ class AmqpConnection(Connection):
                 raise AmqpError(Reply.COMMAND_INVALID, f"{name} while {self.phase.value}", rule="sec.2.2.4")
             elif self.phase is Phase.START:
                 self._on_start_ok(*[*values, now])
+            elif self.phase is Phase.SECURE:
+                self._on_secure_ok(values[0], now)
             elif self.phase is Phase.TUNE:
                 self._on_tune_ok(*[*values, now])
             else:
@@ -436,9 +446,42 @@ class AmqpConnection(Connection):
             if self._arrival.certificate_name is not None:
                 self._logged_in(self._arrival.certificate_name, self._arrival.certificate_name)
                 return
+            if mechanism == METHOD:
+                self._scram = self._arrival.authenticator.open_exchange(METHOD, self.broker.rng.randbytes(32))
+                self._step_scram(response)
+                return
             self._log_in(READERS[mechanism](response), now)
         except AmqpError as error:
             self._refuse_login(error, now)
+
+    def _on_secure_ok(self, response: bytes, now: float) -> None:
+        try:
+            self._step_scram(response)
+        except AmqpError as error:
+            self._refuse_login(error, now)
+
+    def _step_scram(self, response: bytes) -> None:
+        """RFC 5802. What the server says last is a challenge, too: a client answers it with nothing.
+
+        Raises :class:`AmqpError`.
+        """
+        scram = self._scram
+        if scram is None:
+            raise AmqpError(Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", hard=True)
+        challenge = b""
+        if scram.state is ScramState.DONE:
+            if response:
+                raise bad_response(METHOD)
+            self._scram = None
+            self._logged_in(scram.username, scram.username)
+            return
+        if response or self.phase is Phase.SECURE:
+            try:
+                challenge = scram.step(response)
+            except ScramError as error:
+                raise AmqpError(Reply.ACCESS_REFUSED, f"login was refused: {error}", hard=True) from error
+        self.phase = Phase.SECURE
+        self.send_method(0, "connection.secure", challenge)
 
     def _log_in(self, credentials: Credentials, now: float) -> None:
         authenticator, name = self._arrival.authenticator, credentials.username
@@ -599,6 +642,7 @@ class AmqpConnection(Connection):
         self._timer = self.broker.timers.schedule(now + _CLOSE_TIMEOUT_S, self._handshake_timed_out)
 
     def _drop_check(self) -> None:
+        self._scram = None
         if self._check is not None:
             self._check.cancel()
             self._check = None

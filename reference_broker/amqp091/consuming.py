@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.consumer_arguments import parse_consumer
 from assay.reference_broker.amqp091.declarations import named_queue
+from assay.reference_broker.amqp091.direct_replies import REPLY_TO, ReplyConsumer
 from assay.reference_broker.amqp091.messages import properties_of
 from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
@@ -23,6 +25,7 @@ from assay.reference_broker.queues.messages.publish_options import TransactionKe
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
+    from assay.reference_broker.amqp091.wire.content import BasicProperties
     from assay.reference_broker.core.tenant import Tenant
 
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
@@ -114,6 +117,8 @@ class Consuming:
         """Of all consumers of the channel together; 0 = no limit."""
         self._stalled: dict[AmqpConsumer, None] = {}
         self._is_active = True
+        self.replies: ReplyConsumer | None = None
+        """Gets the direct replies to what the channel asks."""
 
     @property
     def count(self) -> int:
@@ -151,21 +156,27 @@ class Consuming:
         channel = self._channel
         connection, service, vhost = channel.connection, channel.service, channel.vhost
         name = named_queue(channel, queue)
-        if tag in self._consumers:
+        if tag in self._consumers or (self.replies is not None and tag == self.replies.tag):
             text = f"attempt to reuse consumer tag '{tag[:80]}'"
             raise AmqpError(Reply.NOT_ALLOWED, text, rule="basic.consume.consumer-tag")
-        _check_arguments(arguments)
+        asked = parse_consumer(arguments)
+        if name == REPLY_TO:
+            tag = tag or self._new_tag()
+            self.replies = service.replies.open(channel, tag, no_ack=no_ack)
+            if not no_wait:
+                channel.send("basic.consume-ok", tag)
+            return
         rights.check_queue(connection, name, read=True)
         record = service.find(vhost, name, connection)
         use = service.use_of(vhost, record)
         if use.is_exclusive or (exclusive and use.consumers):
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
-        tag = tag or f"amq.ctag-{connection.broker.rng.randbytes(12).hex()}"
+        tag = tag or self._new_tag()
         consumer = AmqpConsumer(channel, record, tag, self._new_name(), no_ack=no_ack)
         consumer.is_exclusive = exclusive
         # Without acknowledgements there is nothing that a prefetch could count.
-        options = SubscribeOptions(prefetch=0 if no_ack else self._prefetch)
+        options = SubscribeOptions(prefetch=0 if no_ack else self._prefetch, priority=asked.priority)
         consumer.consumer = connection.broker.consume(
             consumer,
             self._address(name),
@@ -179,6 +190,9 @@ class Consuming:
         if not no_wait:
             channel.send("basic.consume-ok", tag)
         service.joined(vhost, record, consumer)
+
+    def _new_tag(self) -> str:
+        return f"amq.ctag-{self._channel.connection.broker.rng.randbytes(12).hex()}"
 
     def _new_name(self) -> str:
         """Of one more consumer. Raises :class:`AmqpError` (506) when the connection has as many as it may."""
@@ -198,8 +212,15 @@ class Consuming:
         consumer = self._consumers.pop(tag, None)
         if consumer is not None:
             self._leave(consumer, now)
+        elif self.replies is not None and tag == self.replies.tag:
+            self._end_replies()
         if not no_wait:
             self._channel.send("basic.cancel-ok", tag)
+
+    def _end_replies(self) -> None:
+        if self.replies is not None:
+            self._channel.service.replies.close(self.replies)
+            self.replies = None
 
     def _leave(self, consumer: AmqpConsumer, now: float) -> None:
         """It gets nothing any more; what it holds stays to be acknowledged."""
@@ -284,6 +305,18 @@ class Consuming:
             self._unsettled[tag] = Unsettled(consumer, delivery)
             consumer.held += 1
         return True
+
+    def deliver_reply(self, consumer: ReplyConsumer, properties: BasicProperties, body: bytes) -> None:
+        """A direct reply; without room it is gone."""
+        channel = self._channel
+        connection = channel.connection
+        if not self._is_active or connection.is_full:
+            return
+        tag = self._next_tag
+        self._next_tag += 1
+        channel.send("basic.deliver", consumer.tag, tag, False, "", consumer.name)
+        header = header_of(len(body), properties, connection.frame_max_bytes)
+        connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
 
     def _has_room(self, consumer: AmqpConsumer) -> bool:
         limit = self._channel_prefetch
@@ -397,6 +430,7 @@ class Consuming:
         """All that is not acknowledged is ready for others."""
         channel = self._channel
         engine = channel.connection.broker.engine
+        self._end_replies()
         consumers, self._consumers = self._consumers, {}
         getters, self._getters = self._getters, {}
         leaving, self._leaving = self._leaving, {}
@@ -407,14 +441,6 @@ class Consuming:
                 engine.unsubscribe(consumer.consumer, now)
         for consumer in consumers.values():
             channel.service.left(channel.vhost, consumer.record, consumer, now)
-
-
-def _check_arguments(arguments: Table) -> None:
-    """Raises :class:`AmqpError` (406) for an argument that asks for something: none is supported."""
-    for name, _ in arguments:
-        if name.startswith("x-"):
-            text = f"invalid arg '{name[:80]}' of basic.consume: it is not supported"
-            raise AmqpError(Reply.PRECONDITION_FAILED, text)
 
 
 def _although_gone(on_done: Confirm) -> Confirm:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name
 from assay.reference_broker.amqp091.topology import QueueRecord, stripped
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
@@ -88,6 +89,9 @@ def queue_declare(
         name = GENERATED + base64.urlsafe_b64encode(connection.broker.rng.randbytes(16)).decode().rstrip("=")
     elif not name:
         name = named_queue(channel, name)
+    if name == REPLY_TO or is_reply_name(name):
+        _declare_replies(channel, name, no_wait)
+        return
     if not passive:
         rights.check_queue(connection, name, read=False)
     record = QueueRecord(
@@ -101,6 +105,16 @@ def queue_declare(
     channel.last_queue = name
     consumers = service.consumer_count(channel.vhost, name)
     _changed(channel, no_wait, "queue.declare-ok", name, service.ready_count(channel.vhost, name), consumers)
+
+
+def _declare_replies(channel: Channel, name: str, no_wait: bool) -> None:
+    """Whether somebody waits for replies there. Raises :class:`AmqpError` (404)."""
+    vhost = channel.vhost.name
+    if not channel.service.replies.exists(vhost, name):
+        text = f"no queue '{name[:80]}' in vhost '{vhost}'"
+        raise AmqpError(Reply.NOT_FOUND, text, rule="rmq.direct-reply-to")
+    if not no_wait:
+        channel.send("queue.declare-ok", name, 0, 1)
 
 
 def queue_bind(

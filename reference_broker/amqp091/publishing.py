@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name, name_of
 from assay.reference_broker.amqp091.messages import is_mqtt_text, message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
+from assay.reference_broker.amqp091.topology.routes import BCC
 from assay.reference_broker.amqp091.transactions import SEMANTICS, Commit, Published, Transaction
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.fields import Table
@@ -79,12 +81,16 @@ class Publishing:
         if user is not None and user != connection.asserted_name:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{connection.asserted_name[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
+        if properties.reply_to == REPLY_TO:
+            properties = msgspec.structs.replace(properties, reply_to=name_of(channel))
         vhost, service = channel.vhost, channel.service
         queues = vhost.route(name, routing_key, headers).queues
         if [queue for queue in queues if not service.exists(vhost, queue)]:
             # They were deleted over another protocol, and their bindings are gone with them now.
             queues = vhost.route(name, routing_key, headers).queues
         connection.broker.work += len(queues) >> 1
+        if not name and (headers or is_reply_name(routing_key)):
+            self._reply(routing_key, properties, body)
         message = message_from(properties, body, name, routing_key, connection.client_id, now)
         tag = 0
         if self._confirms:
@@ -124,8 +130,21 @@ class Publishing:
             if exchange:
                 rights.check_exchange(connection, exchange, routing_key=key)
                 continue
+            if is_reply_name(key):
+                # Who knows the name may reply.
+                continue
             rights.check_queue(connection, key, read=False)
             service.exists(vhost, key)
+
+    def _reply(self, routing_key: str, properties: BasicProperties, body: bytes) -> None:
+        """Those keys that are names for direct replies lead there, and to no queue."""
+        channel, headers = self._channel, properties.headers or ()
+        if any(name == BCC for name, _ in headers):
+            kept = tuple([field for field in headers if field[0] != BCC])
+            properties = msgspec.structs.replace(properties, headers=kept or None)
+        for key in dict.fromkeys(routing_keys_of(routing_key, headers, _MAX_KEYS)):
+            if is_reply_name(key):
+                channel.service.replies.deliver(channel.vhost.name, key, properties, body)
 
     def _for_topics(self, exchange: str, routing_key: str, message: Message) -> Message | None:
         """What of ``amq.topic`` goes to subscribers of MQTT; None = nothing does."""

@@ -12,7 +12,7 @@ from assay.reference_broker.config import LimitScope, Overflow
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 
-_INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
+INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
 _MOST_MS: Final = (1 << 32) - 1
 """Also RabbitMQ's bound."""
 _FOR_EVER_S: Final = 365.0 * 86_400
@@ -76,7 +76,7 @@ _Read = tuple[tuple[str, Any] | None, str]
 
 def _integer(field: str, least: int, most: int) -> Any:
     def read(value: Typed, _given: dict[str, Any]) -> _Read:
-        if value.kind not in _INTEGERS:
+        if value.kind not in INTEGERS:
             return None, "it must be an integer"
         if not least <= value.value <= most:
             return None, f"it must be {least} to {most}"

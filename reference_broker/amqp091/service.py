@@ -10,6 +10,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
+from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_name
 from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
 from assay.reference_broker.amqp091.rights import TOPICS
@@ -68,6 +69,7 @@ class Amqp091:
         self.journal: Journal | None = None
         """Where changes are written down, which an answer may have to wait for."""
         self.topology = Topology()
+        self.replies = DirectReplies()
         self.protocol = WireProtocol(accept=self._accept, opens=opens)
         self._uses: dict[str, QueueUse] = {}
         """By engine name."""

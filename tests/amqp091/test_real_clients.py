@@ -95,6 +95,46 @@ def test_a_remote_procedure_call(broker: Broker, channel: BlockingChannel) -> No
     server.connection.close()
 
 
+def test_direct_replies_of_pikas_example(broker: Broker, channel: BlockingChannel) -> None:
+    server = pika.BlockingConnection(parameters(broker)).channel()
+    server.queue_declare("rpc")
+
+    def answer(at: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
+        at.basic_publish("", properties.reply_to, b"Polo")
+        at.basic_ack(method.delivery_tag)
+
+    server.basic_consume("rpc", answer)
+    replies: list[bytes] = []
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda *heard: replies.append(heard[3]), auto_ack=True)
+    channel.basic_publish("", "rpc", b"Marco", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
+    server.connection.process_data_events(PATIENCE_S)
+    channel.connection.process_data_events(PATIENCE_S)
+    assert replies == [b"Polo"]
+    server.connection.close()
+
+
+def test_priorities_of_consumers(broker: Broker, channel: BlockingChannel) -> None:
+    channel.queue_declare("q")
+    heard: list[tuple[str, bytes]] = []
+
+    def consume(tag: str, priority: int) -> None:
+        channel.basic_consume(
+            "q",
+            lambda _, method, __, body: heard.append((method.consumer_tag, body)),
+            consumer_tag=tag,
+            arguments={"x-priority": priority},
+        )
+
+    channel.basic_qos(prefetch_count=2)
+    consume("low", 0)
+    consume("high", 5)
+    for number in range(4):
+        channel.basic_publish("", "q", b"%d" % number)
+    while len(heard) < 4:
+        channel.connection.process_data_events(PATIENCE_S)
+    assert sorted(heard) == [("high", b"0"), ("high", b"1"), ("low", b"2"), ("low", b"3")]
+
+
 def test_errors_reach_the_client(channel: BlockingChannel) -> None:
     connection = channel.connection
     channel.confirm_delivery()

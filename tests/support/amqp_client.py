@@ -145,9 +145,16 @@ class AmqpClient:
         return self.only(self.say(channel, "basic.get", queue, no_ack))
 
     def consume(
-        self, queue: str, tag: str = "t", *, channel: int = 1, no_ack: bool = False, **flags: bool
+        self,
+        queue: str,
+        tag: str = "t",
+        *,
+        channel: int = 1,
+        no_ack: bool = False,
+        arguments: Table = (),
+        **flags: bool,
     ) -> list[Said]:
-        values = (False, no_ack, flags.get("exclusive", False), False, ())
+        values = (False, no_ack, flags.get("exclusive", False), False, arguments)
         return self.say(channel, "basic.consume", queue, tag, *values)
 
     @staticmethod

@@ -360,7 +360,12 @@ async def priorities(ctx: AmqpContext) -> None:
     ctx.must(seen == wanted, f"expected {wanted}; seen {seen}")
 
 
-@amqp_case("extensions/priorities-of-consumers", clauses=("rmq.consumer.priority",), requires=("consumer_priorities",))
+@amqp_case(
+    "extensions/priorities-of-consumers",
+    mutant="amqp-consumer-priorities-ignored",
+    clauses=("rmq.consumer.priority",),
+    requires=("consumer_priorities",),
+)
 async def consumer_priority(ctx: AmqpContext) -> None:
     """Consumers with a higher x-priority get everything until they are busy.
 
@@ -411,7 +416,12 @@ async def single_active(ctx: AmqpContext) -> None:
 # Publishing and replies
 
 
-@amqp_case("extensions/direct-reply-to", clauses=("rmq.direct-reply-to",), requires=("direct_reply_to",))
+@amqp_case(
+    "extensions/direct-reply-to",
+    mutant="amqp-replies-to-nobody",
+    clauses=("rmq.direct-reply-to",),
+    requires=("direct_reply_to",),
+)
 async def direct_reply_to(ctx: AmqpContext) -> None:
     """A consumer of amq.rabbitmq.reply-to gets what is published to the name in reply-to.
 
@@ -434,6 +444,7 @@ async def direct_reply_to(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "extensions/direct-reply-to-needs-no-acknowledgements",
+    mutant="amqp-reply-consumers-acknowledge",
     clauses=("rmq.direct-reply-to",),
     requires=("direct_reply_to",),
 )
@@ -607,3 +618,32 @@ async def growing_header(ctx: AmqpContext) -> None:
     letter = await channel.delivery(b"x")
     size = len(letter.header) + 8
     ctx.should(size <= 4_096, f"a content header in a frame of {size} bytes, where 4096 were agreed on")
+
+
+@amqp_case(
+    "extensions/direct-replies-that-come-too-late",
+    mutant="amqp-replies-wait-for-ever",
+    clauses=("rmq.direct-reply-to",),
+    requires=("direct_reply_to",),
+)
+async def late_replies(ctx: AmqpContext) -> None:
+    """A name for direct replies leads nowhere once its consumer is cancelled, and can be asked for with Declare.
+
+    Declare finds the name while somebody consumes, and is refused with 404 then; a mandatory reply comes back.
+    """
+    asking, answering = await ctx.channel(), await ctx.channel()
+    queue = await answering.queue(shared=True)
+    await answering.consume(queue, no_ack=True)
+    tag = await asking.consume("amq.rabbitmq.reply-to", no_ack=True)
+    asking.publish("", queue, b"question", properties={"reply_to": "amq.rabbitmq.reply-to"})
+    name = (await answering.delivery(b"question")).properties.get("reply-to", "")
+    with ctx.own_point():
+        await answering.call("queue.declare", queue=name, passive=True)
+    await asking.call("basic.cancel", consumer_tag=tag)
+    answering.publish("", name, b"late", mandatory=True)
+    with ctx.own_point():
+        await answering.expect("basic.return")
+    outcome = await answering.outcome("queue.declare", queue=name, passive=True)
+    ctx.must(outcome == "channel 404", f"expected nobody to wait for replies; seen {outcome}")
+    await asking.barrier()
+    ctx.must(not any(event.body == b"late" for event in asking.inbox), "expected no reply to a cancelled consumer")

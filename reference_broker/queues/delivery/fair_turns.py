@@ -9,7 +9,7 @@ from assay.reference_broker.queues.groups.pending import Consumer
 
 
 class FairTurns:
-    """The consumers with room, the one with the fewest unsettled deliveries first.
+    """The consumers with room: of those with the highest priority the one with the fewest unsettled deliveries first.
 
     Among equals comes who has waited longest since its last delivery, and among new ones who joined first. So no
     consumer takes a burst while others are idle, and a run repeats exactly.
@@ -17,7 +17,7 @@ class FairTurns:
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
         self._heap = [
-            (consumer.in_flight, consumer.served_at, joined, consumer)
+            (-consumer.options.priority, consumer.in_flight, consumer.served_at, joined, consumer)
             for joined, consumer in enumerate(consumers)
             if has_room(consumer)
         ]
@@ -27,12 +27,12 @@ class FairTurns:
         """Who is to get the next message; None when nobody has room."""
         heap = self._heap
         while heap:
-            in_flight, served_at, joined, consumer = heap[0]
+            rank, in_flight, served_at, joined, consumer = heap[0]
             if not has_room(consumer):
                 heapq.heappop(heap)
             elif consumer.in_flight != in_flight or consumer.served_at != served_at:
                 # It got something, or settled something meanwhile.
-                heapq.heapreplace(heap, (consumer.in_flight, consumer.served_at, joined, consumer))
+                heapq.heapreplace(heap, (rank, consumer.in_flight, consumer.served_at, joined, consumer))
             else:
                 return consumer
         return None

@@ -60,6 +60,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most unsettled deliveries it wants to hold; 0 = as many as the queue allows."""
     notify: bool = False
     """Tell it what it is assigned."""
+    priority: int = 0
+    """Where a group keeps no order: consumers with a higher one get everything while they have room."""
 
 
 DEFAULT_OPTIONS = SubscribeOptions()
