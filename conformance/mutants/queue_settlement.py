@@ -239,7 +239,7 @@ def pending_unbounded(patch: Patch) -> None:
 @mutant("queue-first-consumer-takes-all", "the first consumer of a group gets every message that it has room for")
 def first_takes_all(patch: Patch) -> None:
     def next_(self: FairTurns) -> Consumer | None:
-        return next((item[3] for item in self._heap if fair_turns.has_room(item[3])), None)
+        return next((item[-1] for item in self._heap if fair_turns.has_room(item[-1])), None)
 
     patch.replace(FairTurns, "next", next_)
 
