@@ -46,7 +46,7 @@ _ON_DISK = {
 """Of every broker: what no case restarts is written, sealed, indexed and read back all the same."""
 _TIDY_SOON = {
     "storage.pending_log": {"SNAPSHOT_OPERATIONS": 30},
-    "storage.queue_store": {"_STATE_SNAPSHOT_RECORDS": 10},
+    "storage.queue_store": {"STATE_SNAPSHOT_RECORDS": 10},
     "queues.partitions.departures": {"RESTATE_ABOVE_BYTES": 200},
     "queues.delays.done_log": {"RESTATE_ABOVE_BYTES": 200},
 }

@@ -98,7 +98,7 @@ class BrokerNode:
         """What opening the logs found: damage that was cut, quarantined or repaired."""
         if self._sessions is not None:
             # When who was connected was lost: intervals count from there, however often the broker starts again.
-            self._write_sessions(self._sessions, now)
+            self.write_sessions(self._sessions, now)
             if self._room is not None:
                 self._look_at_room(self._sessions, self._room, now)
         self._store.notes.take_fresh()
@@ -215,7 +215,7 @@ class BrokerNode:
         sending.begin_turn()
         sessions = self._sessions
         if sessions is not None:
-            self._write_sessions(sessions, now)
+            self.write_sessions(sessions, now)
             room = self._room
             if room is not None:
                 if room.written_bytes >= room.look_at_bytes or state.room_refusals:
@@ -247,7 +247,7 @@ class BrokerNode:
         sessions.make_room(now, is_low=self._room_is_low)
         self.state.take_room(spare_bytes, room.reserve_bytes)
 
-    def _write_sessions(self, store: SessionStore, now: float) -> None:
+    def write_sessions(self, store: SessionStore, now: float) -> None:
         """What changed in this turn is written before anything that tells of it leaves."""
         journal = self.state.journal
         assert journal is not None
@@ -342,7 +342,7 @@ class BrokerNode:
             connection.shut_down(now)
         self.engine.dispatch(now)
         if self._sessions is not None:
-            self._write_sessions(self._sessions, now)
+            self.write_sessions(self._sessions, now)
             self.engine.finish_retries(now)
             self._sessions.close()
         self.engine.close(now)

@@ -123,7 +123,7 @@ def loses_some(patch: Patch) -> None:
 
 @mutant("confused-keeps-retained", "an empty retained message removes none")
 def keeps_retained(patch: Patch) -> None:
-    patch.replace(RetainedStore, "_remove", lambda _self, _topic: None)
+    patch.replace(RetainedStore, "delete", lambda _self, _topic: None)
 
 
 @mutant("confused-pings", "PINGREQ has two answers")

@@ -142,7 +142,7 @@ def resent_without_identifiers(patch: Patch) -> None:
             self.finish(packet_id)
         return sent
 
-    patch.replace(Session, "_resend", resend)
+    patch.replace(Session, "resend", resend)
 
 
 @mutant("cross-takeover-forgets-received-identifiers", "a takeover forgets the identifiers of QoS 2 messages received")
@@ -177,7 +177,7 @@ def identifiers_in_use(patch: Patch) -> None:
             if self.kept is not None:
                 self.kept.dropped(outgoing)
 
-    patch.replace(Session, "_send", send)
+    patch.replace(Session, "send", send)
 
 
 @mutant("cross-pubrel-once-more-only", "a PUBREL is sent again on one further connection only")
@@ -219,7 +219,7 @@ def too_large_keeps_place(patch: Patch) -> None:
         self.hold(packet_id, outgoing)
         connection.send_publish(packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers)
 
-    patch.replace(Session, "_send", send)
+    patch.replace(Session, "send", send)
 
 
 @mutant(
@@ -335,7 +335,7 @@ def share_takes_options(patch: Patch) -> None:
         member.deliver(message, qos, message.retain and as_published, identifiers, share=group.share)
         return True
 
-    patch.replace(Broker, "_share", share)
+    patch.replace(Broker, "share", share)
 
 
 @mutant("cross-no-local-of-one-counts-for-all", "No Local of one of several overlapping subscriptions counts for all")

@@ -24,7 +24,7 @@ def torn_end_refused(patch: Patch) -> None:
 
 @mutant("storage-group-damage-refused", "a queue cannot be opened where the log of one of its groups is damaged")
 def group_damage_refused(patch: Patch) -> None:
-    patch.replace(GroupRecovery, "_cut", _refuses)
+    patch.replace(GroupRecovery, "cut", _refuses)
 
 
 @mutant("storage-unreadable-queue-tidied", "the description of a queue that cannot be read is removed")
@@ -33,7 +33,7 @@ def unreadable_queue_tidied(patch: Patch) -> None:
         assert self._disk is not None
         self._disk.remove(f"{ROOT}/{folder}/{DESCRIPTION}")
 
-    after(patch, LogQueueStore, "_set_aside", tidy)
+    after(patch, LogQueueStore, "set_folder_aside", tidy)
 
 
 @mutant("storage-group-without-a-log-is-deleted", "a group whose log is missing is taken for deleted")
@@ -49,4 +49,4 @@ def write_is_confirmed(patch: Patch) -> None:
 
 @mutant("refused-session-write-is-confirmed", "clients are told what could not be written of sessions")
 def session_write_is_confirmed(patch: Patch) -> None:
-    patch.rewrite(BrokerNode, "_write_sessions", "connection.abandon_output(error, now)", "pass")
+    patch.rewrite(BrokerNode, "write_sessions", "connection.abandon_output(error, now)", "pass")

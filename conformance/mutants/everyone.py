@@ -354,7 +354,7 @@ def says_little(patch: Patch) -> None:
         patch.replace(module, "encode_packet", encode)
     patch.replace(handlers, "encode_acknowledgement", encode_ack)
     patch.replace(MqttConnection, "fail", fail)
-    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
+    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self.end())
 
 
 @variation(
@@ -433,7 +433,7 @@ def late_end(patch: Patch) -> None:
 
     patch.wrap(MqttConnection, "fail", blame)
     patch.wrap(MqttConnection, "close_for_takeover", blame)
-    patch.wrap(MqttConnection, "_end", make)
+    patch.wrap(MqttConnection, "end", make)
     patch.replace(MqttConnection, "may_close", property(may_close))
 
 
@@ -493,7 +493,7 @@ def late_forgetting(patch: Patch) -> None:
 
         return connect
 
-    patch.wrap(MqttBroker, "_share", make_share)
+    patch.wrap(MqttBroker, "share", make_share)
     patch.wrap(SubscriptionTree, "add", make_add)
     patch.wrap(MqttBroker, "disconnect", make_disconnect)
     patch.wrap(MqttBroker, "connect", make_connect)
@@ -543,5 +543,5 @@ def small_server(patch: Patch) -> None:
         return offer
 
     patch.wrap(MqttBroker, "__init__", make)
-    patch.wrap(handshake, "_client_id", make_id)
-    patch.wrap(handshake, "_offer", make_offer)
+    patch.wrap(handshake, "client_id_of", make_id)
+    patch.wrap(handshake, "connack_properties", make_offer)

@@ -120,7 +120,7 @@ def refused_write_confirmed(patch: Patch) -> None:
 
         return write
 
-    patch.wrap(SegmentedLog, "_write", make)
+    patch.wrap(SegmentedLog, "write", make)
 
 
 @mutant("hunt-half-batch-confirmed", "of several messages that the disk refuses together the first half is confirmed")
@@ -198,7 +198,7 @@ def unread_group_is_new(patch: Patch) -> None:
 
         return open_log
 
-    patch.wrap(GroupRecovery, "_open_log", make)
+    patch.wrap(GroupRecovery, "open_log", make)
 
 
 @mutant("hunt-says-nothing", "the broker tells nobody what it finds on a damaged disk")
@@ -258,7 +258,7 @@ def group_tail_takes_one_more(patch: Patch) -> None:
 
         return cut
 
-    patch.wrap(GroupRecovery, "_cut", make)
+    patch.wrap(GroupRecovery, "cut", make)
 
 
 @mutant("hunt-group-tail-stays", "the torn end of a group's log stays, and what is settled next is written behind it")
@@ -266,7 +266,7 @@ def group_tail_stays(patch: Patch) -> None:
     def cut(self: GroupRecovery, log: Any, damage: LogDamage) -> None:
         """It does no harm to this start."""
 
-    patch.replace(GroupRecovery, "_cut", cut)
+    patch.replace(GroupRecovery, "cut", cut)
 
 
 @mutant("hunt-snapshot-unsynced", "a group's snapshot is put in its place without a sync of its own files")

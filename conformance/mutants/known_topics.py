@@ -71,7 +71,7 @@ def shares_clear_flag(patch: Patch) -> None:
         member.deliver(message, min(message.qos, subscription.qos), False, identifiers, share=group.share)
         return True
 
-    patch.replace(MqttBroker, "_share", share)
+    patch.replace(MqttBroker, "share", share)
 
 
 @mutant("mixed-bursts-repeat-a-packet", "of packets that come together the last is passed on as the one before it")

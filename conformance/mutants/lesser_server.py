@@ -29,12 +29,12 @@ _FILTER_CODES = (Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, Reason.SHARED_SUBS
 
 @mutant("lesser-maximum-qos-not-announced", "CONNACK says nothing of a Maximum QoS below 2")
 def not_announced(patch: Patch) -> None:
-    original = handshake._offer
+    original = handshake.connack_properties
 
     def offer(connection: MqttConnection) -> Properties:
         return msgspec.structs.replace(original(connection), maximum_qos=None)
 
-    patch.replace(handshake, "_offer", offer)
+    patch.replace(handshake, "connack_properties", offer)
 
 
 def _check_less(patch: Patch, change: Callable[[int, bool], tuple[int, bool]]) -> None:
@@ -59,12 +59,12 @@ def retain_taken(patch: Patch) -> None:
 
 
 def _change_will(patch: Patch, change: Callable[[WillFields], WillFields]) -> None:
-    original = handshake._will
+    original = handshake.will_of
 
     def will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> object:
         return original(connection, None if fields is None else change(fields), client_id)
 
-    patch.replace(handshake, "_will", will)
+    patch.replace(handshake, "will_of", will)
 
 
 @mutant("lesser-will-above-maximum-qos-taken", "a will above the announced Maximum QoS is lowered in place of refused")
@@ -132,13 +132,13 @@ def aliases_taken(patch: Patch) -> None:
 
 @mutant("lesser-packet-size-unchecked", "packets above the announced Maximum Packet Size are taken")
 def packet_size_unchecked(patch: Patch) -> None:
-    original = MqttConnection._consume
+    original = MqttConnection.handle_packets
 
     def consume(self: MqttConnection, data: bytes, now: float) -> int:
         self._limit = _NO_LIMIT_BYTES
         return original(self, data, now)
 
-    patch.replace(MqttConnection, "_consume", consume)
+    patch.replace(MqttConnection, "handle_packets", consume)
 
 
 @mutant("lesser-server-keep-alive-not-applied", "the client's keep alive stays in force in place of the server's")
@@ -156,7 +156,7 @@ def server_keep_alive_not_applied(patch: Patch) -> None:
 
 @mutant("lesser-client-id-refused-with-code-5", "a refused client identifier gets CONNACK code 5")
 def wrong_code(patch: Patch) -> None:
-    patch.item(handshake._RETURN_CODES_311, Reason.CLIENT_IDENTIFIER_NOT_VALID, 5)
+    patch.item(handshake.RETURN_CODES_311, Reason.CLIENT_IDENTIFIER_NOT_VALID, 5)
 
 
 @variation("lesser-filters-refused-by-suback", "filters that the server does not do are refused by SUBACK")

@@ -45,7 +45,7 @@ def ping_before_connect(patch: Patch) -> None:
 
         return consume
 
-    patch.wrap(MqttConnection, "_consume", make)
+    patch.wrap(MqttConnection, "handle_packets", make)
 
 
 @variation(
@@ -67,7 +67,7 @@ def closes_late_without_connect(patch: Patch) -> None:
 
         return consume
 
-    patch.wrap(MqttConnection, "_consume", make)
+    patch.wrap(MqttConnection, "handle_packets", make)
 
 
 @mutant("v3-second-connect-ignored", "a second CONNECT on a connection is skipped")
@@ -153,14 +153,14 @@ def missing_fields_read_as_empty(patch: Patch) -> None:
 
 @mutant("v3-bytes-behind-connect-ignored", "bytes behind the last field of CONNECT are ignored")
 def bytes_behind_connect_ignored(patch: Patch) -> None:
-    original = codec._DECODERS[PacketType.CONNECT]
+    original = codec.DECODERS[PacketType.CONNECT]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         packet = original(header, reader, version)
         reader.rest()
         return packet
 
-    patch.item(codec._DECODERS, PacketType.CONNECT, decode)
+    patch.item(codec.DECODERS, PacketType.CONNECT, decode)
 
 
 @mutant("v3-empty-client-ids-shared", "all clients without identifier get the same one")
@@ -173,7 +173,7 @@ def empty_client_id_kept_session(patch: Patch) -> None:
     def client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
         return packet.client_id or connection.broker.next_client_id(), not packet.client_id
 
-    patch.replace(handshake, "_client_id", client_id)
+    patch.replace(handshake, "client_id_of", client_id)
 
 
 @mutant("v3-long-client-ids-refused", "client identifiers of more than 20 characters are refused")
@@ -186,7 +186,7 @@ def long_client_ids_refused(patch: Patch) -> None:
 
         return client_id
 
-    patch.wrap(handshake, "_client_id", make)
+    patch.wrap(handshake, "client_id_of", make)
 
 
 @mutant("v3-client-ids-fold-case", "client identifiers are compared without regard to case")
@@ -198,7 +198,7 @@ def client_ids_fold_case(patch: Patch) -> None:
 
         return client_id
 
-    patch.wrap(handshake, "_client_id", make)
+    patch.wrap(handshake, "client_id_of", make)
 
 
 @mutant("v3-takeover-leaves-both", "the older connection is left open when its client connects again")
@@ -217,7 +217,7 @@ def bytes_behind_connect_packet_lost(patch: Patch) -> None:
 
         return consume
 
-    patch.wrap(MqttConnection, "_consume", make)
+    patch.wrap(MqttConnection, "handle_packets", make)
 
 
 @mutant("v3-publish-behind-refused-connect", "a PUBLISH behind a refused CONNECT is still published")
@@ -234,7 +234,7 @@ def publish_behind_refused_connect(patch: Patch) -> None:
 
         return consume
 
-    patch.wrap(MqttConnection, "_consume", make)
+    patch.wrap(MqttConnection, "handle_packets", make)
 
 
 @mutant("v3-session-present-always", "Session Present is always 1")

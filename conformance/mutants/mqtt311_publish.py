@@ -155,24 +155,24 @@ def dup_passed_on(patch: Patch) -> None:
 
 @mutant("v3-dup-at-qos-0-delivered-with-dup", "DUP at QoS 0 is accepted and passed on")
 def dup_at_qos_0(patch: Patch) -> None:
-    original = codec._DECODERS[PacketType.PUBLISH]
+    original = codec.DECODERS[PacketType.PUBLISH]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         packet = original(header if header & 0x06 else header & ~_DUP, reader, version)
         return msgspec.structs.replace(packet, dup=bool(header & _DUP))
 
-    patch.item(codec._DECODERS, PacketType.PUBLISH, decode)
+    patch.item(codec.DECODERS, PacketType.PUBLISH, decode)
     _pass_dup_on(patch)
 
 
 @mutant("v3-publish-qos-3-accepted", "a PUBLISH with both QoS bits set is taken for QoS 2")
 def publish_qos_3_accepted(patch: Patch) -> None:
-    original = codec._DECODERS[PacketType.PUBLISH]
+    original = codec.DECODERS[PacketType.PUBLISH]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         return original(header & ~0x02 if header & 0x06 == 0x06 else header, reader, version)
 
-    patch.item(codec._DECODERS, PacketType.PUBLISH, decode)
+    patch.item(codec.DECODERS, PacketType.PUBLISH, decode)
 
 
 @mutant("v3-packet-identifier-0-accepted", "packet identifier 0 is accepted")
@@ -213,7 +213,7 @@ def always_identifier_one(patch: Patch) -> None:
         return send
 
     patch.replace(Session, "allocate_packet_id", lambda _self: 1)
-    patch.wrap(Session, "_send", make)
+    patch.wrap(Session, "send", make)
 
 
 @mutant("v3-delivery-identifier-reused", "every delivery has packet identifier 1")
@@ -240,7 +240,7 @@ def last_subscriber_forgotten(patch: Patch) -> None:
 
         return match
 
-    patch.wrap(SubscriptionTree, "_match", make)
+    patch.wrap(SubscriptionTree, "match", make)
 
 
 @mutant("v3-overlap-takes-the-lowest-qos", "overlapping subscriptions deliver at the lowest QoS of them")
@@ -256,12 +256,12 @@ def one_copy_per_subscription(patch: Patch) -> None:
     def match(self: SubscriptionTree, topic: str) -> Route:
         entries = [
             RouteEntry(session, [subscription])
-            for node in self._walk(topic)
+            for node in self.walk(topic)
             for session, subscription in node.subscribers.items()
         ]
         return Route(entries, [])
 
-    patch.replace(SubscriptionTree, "_match", match)
+    patch.replace(SubscriptionTree, "match", match)
 
 
 @variation("v3-one-packet-at-a-time", "packets are handled one at a time, without the fast ways")
@@ -392,7 +392,7 @@ def retained_dies_with_the_session(patch: Patch) -> None:
         def end_session(self: MqttBroker, session: Session, now: float) -> None:
             for message in list(self.retained.match("#", now)):
                 if message.publisher == session.client_id:
-                    self.retained._remove(message.topic)
+                    self.retained.delete(message.topic)
             original(self, session, now)
 
         return end_session

@@ -148,7 +148,7 @@ def _change_will(patch: Patch, change: Callable[[Message], Message]) -> None:
 
         return make_will
 
-    patch.wrap(handshake, "_will", make)
+    patch.wrap(handshake, "will_of", make)
 
 
 @mutant("v3-will-qos-lost", "wills are published at QoS 0")

@@ -84,7 +84,7 @@ def subscribe_qos_3(patch: Patch) -> None:
 
 @mutant("v3-no-filter-needed", "SUBSCRIBE and UNSUBSCRIBE without a filter are acknowledged")
 def no_filter_needed(patch: Patch) -> None:
-    subscribe, unsubscribe = codec._DECODERS[PacketType.SUBSCRIBE], codec._DECODERS[PacketType.UNSUBSCRIBE]
+    subscribe, unsubscribe = codec.DECODERS[PacketType.SUBSCRIBE], codec.DECODERS[PacketType.UNSUBSCRIBE]
 
     def decode_subscribe(header: int, reader: Reader, version: int) -> Packet:
         if reader.remaining == 2:
@@ -96,8 +96,8 @@ def no_filter_needed(patch: Patch) -> None:
             return Unsubscribe(packet_id=reader.two_bytes(), topic_filters=())
         return unsubscribe(header, reader, version)
 
-    patch.item(codec._DECODERS, PacketType.SUBSCRIBE, decode_subscribe)
-    patch.item(codec._DECODERS, PacketType.UNSUBSCRIBE, decode_unsubscribe)
+    patch.item(codec.DECODERS, PacketType.SUBSCRIBE, decode_subscribe)
+    patch.item(codec.DECODERS, PacketType.UNSUBSCRIBE, decode_unsubscribe)
 
 
 def _on_validate_filter(patch: Patch, accepts: Callable[[str], bool]) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.conformance.mutants import Patch
-from assay.reference_broker.core.routing import SubscriptionTree, _Node
+from assay.reference_broker.core.routing import RouteNode, SubscriptionTree
 from assay.reference_broker.mqtt.connections import inbound
-from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections.inbound import Inbound, Plan
 from assay.reference_broker.mqtt.wire import wire_types
 
 
 def close_fast_ways(patch: Patch) -> None:
     """Every PUBLISH takes the general way, so that a bug planted there concerns all of them."""
 
-    def renew(self: Inbound, plan: _Plan, qos: int) -> None:
+    def renew(self: Inbound, plan: Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
     patch.replace(Inbound, "renew", renew)
@@ -31,7 +31,7 @@ def walk_with_flaws(
 ) -> None:
     """Replace the walk through the subscription tree by one with the flaws asked for."""
 
-    def walk(self: SubscriptionTree, topic: str) -> Iterator[_Node]:
+    def walk(self: SubscriptionTree, topic: str) -> Iterator[RouteNode]:
         levels = topic.split("/")
         stack = [(self._root, 0)]
         while stack:
@@ -47,4 +47,4 @@ def walk_with_flaws(
             if levels[depth] in node.children:
                 stack.append((node.children[levels[depth]], depth + 1))
 
-    patch.replace(SubscriptionTree, "_walk", walk)
+    patch.replace(SubscriptionTree, "walk", walk)

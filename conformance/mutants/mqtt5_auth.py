@@ -36,7 +36,7 @@ def _change_code(patch: Patch, old: Reason, new: Reason) -> None:
     def make(original: Send) -> Send:
         return lambda connection, reason, data: original(connection, new if reason is old else reason, data)
 
-    patch.wrap(enhanced_auth, "_send", make)
+    patch.wrap(enhanced_auth, "send_auth", make)
 
 
 @mutant("v5-auth-asks-with-0x00", "the server asks for more by AUTH 0x00")
@@ -198,7 +198,7 @@ def _say_more(patch: Patch, more: Properties, *, only_if_it_fits: bool) -> None:
 
         return send
 
-    patch.wrap(enhanced_auth, "_send", make)
+    patch.wrap(enhanced_auth, "send_auth", make)
 
 
 @mutant("v5-auth-reason-string-ignores-packet-size", "AUTH has a reason string, whether or not the client can take it")

@@ -116,26 +116,26 @@ def missing_fields(patch: Patch) -> None:
 
 @mutant("v5-trailing-connect-bytes-accepted", "bytes behind the last field of CONNECT are ignored")
 def trailing_bytes(patch: Patch) -> None:
-    original = codec._DECODERS[PacketType.CONNECT]
+    original = codec.DECODERS[PacketType.CONNECT]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         packet = original(header, reader, version)
         reader.rest()
         return packet
 
-    patch.item(codec._DECODERS, PacketType.CONNECT, decode)
+    patch.item(codec.DECODERS, PacketType.CONNECT, decode)
 
 
 @mutant("v5-long-client-ids-refused", "client identifiers end at 22 characters, one less than all must be able to use")
 def long_client_ids(patch: Patch) -> None:
-    original = handshake._client_id
+    original = handshake.client_id_of
 
     def client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
         if len(packet.client_id) > 22:
             raise ProtocolError("too long", "MQTT-3.1.3-8", Reason.CLIENT_IDENTIFIER_NOT_VALID)
         return original(connection, packet)
 
-    patch.replace(handshake, "_client_id", client_id)
+    patch.replace(handshake, "client_id_of", client_id)
 
 
 @mutant("v5-client-id-case-folded", "client identifiers are compared without regard to case")
@@ -217,13 +217,13 @@ def keep_alive_from_connect(patch: Patch) -> None:
 
 @mutant("v5-connack-sent-twice", "CONNACK is sent twice")
 def connack_twice(patch: Patch) -> None:
-    original = handshake._accept
+    original = handshake.accept
 
     def accept(connection: MqttConnection, packet: Connect, now: float) -> None:
         original(connection, packet, now)
         connection.send_packet(Connack())
 
-    patch.replace(handshake, "_accept", accept)
+    patch.replace(handshake, "accept", accept)
 
 
 @mutant("v5-connack-after-queued-messages", "what waits for a client is sent before its CONNACK")
@@ -280,9 +280,11 @@ def refused_stays_open(patch: Patch) -> None:
 
 
 def _offer_more(patch: Patch, more: Properties) -> None:
-    original = handshake._offer
+    original = handshake.connack_properties
     fields = {name: value for name in more.__struct_fields__ if (value := getattr(more, name)) not in (None, ())}
-    patch.replace(handshake, "_offer", lambda connection: msgspec.structs.replace(original(connection), **fields))
+    patch.replace(
+        handshake, "connack_properties", lambda connection: msgspec.structs.replace(original(connection), **fields)
+    )
 
 
 @mutant("v5-connack-names-a-method", "CONNACK names an authentication method that nobody asked for")
@@ -292,7 +294,7 @@ def names_method(patch: Patch) -> None:
 
 @mutant("v5-response-information-unasked", "CONNACK has Response Information that nobody asked for")
 def response_information(patch: Patch) -> None:
-    patch.replace(handshake, "_response_information", lambda _connection, _packet: "assay/replies")
+    patch.replace(handshake, "response_information", lambda _connection, _packet: "assay/replies")
 
 
 @mutant("v5-maximum-qos-refuses-subscriptions", "a subscription at QoS 2 is refused in place of being granted less")

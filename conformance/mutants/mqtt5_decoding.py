@@ -152,7 +152,7 @@ def pingreq_body(patch: Patch) -> None:
         reader.rest()
         return Pingreq()
 
-    patch.item(codec._DECODERS, PacketType.PINGREQ, decode)
+    patch.item(codec.DECODERS, PacketType.PINGREQ, decode)
 
 
 @mutant("v5-length-of-five-bytes-accepted", "a remaining length of five bytes is waited for")
@@ -187,14 +187,14 @@ def long_lengths(patch: Patch) -> None:
 
 @mutant("v5-disconnect-needs-property-length", "a DISCONNECT with a reason code needs a property length")
 def needs_property_length(patch: Patch) -> None:
-    original = codec._decode_disconnect
+    original = codec.decode_disconnect
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         if reader.remaining == 1:
             raise MalformedPacketError("no property length", "MQTT-2.2.2-1")
         return original(header, reader, version)
 
-    patch.item(codec._DECODERS, PacketType.DISCONNECT, decode)
+    patch.item(codec.DECODERS, PacketType.DISCONNECT, decode)
 
 
 @mutant("v5-server-disconnect-has-session-expiry", "the broker's DISCONNECT has a Session Expiry Interval")
@@ -238,13 +238,13 @@ def subscribe_identifier_0(patch: Patch) -> None:
 
 
 def _unchecked_values(patch: Patch, *names: str) -> None:
-    original = properties._check_value
+    original = properties.check_value
 
     def check(rule: Rule, value: object) -> None:
         if rule.name not in names:
             original(rule, value)
 
-    patch.replace(properties, "_check_value", check)
+    patch.replace(properties, "check_value", check)
 
 
 @mutant("v5-zero-limits-accepted", "Receive Maximum 0 and Maximum Packet Size 0 count as absent")
@@ -271,7 +271,7 @@ def identifier_0(patch: Patch) -> None:
 def unknown_properties(patch: Patch) -> None:
     everywhere = frozenset((properties.WILL, *PacketType))
     rule = Rule(_UNKNOWN_PROPERTY, "payload_format_indicator", Kind.BYTE, everywhere)
-    patch.item(properties._BY_IDENTIFIER, _UNKNOWN_PROPERTY, rule)
+    patch.item(properties.BY_IDENTIFIER, _UNKNOWN_PROPERTY, rule)
 
 
 def _forgive_properties(patch: Patch, forgiven: Callable[[ProtocolError], bool]) -> None:

@@ -9,9 +9,9 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
-from assay.reference_broker.core.routing import RouteEntry, Subscription, SubscriptionTree, _Node
+from assay.reference_broker.core.routing import RouteEntry, RouteNode, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections import inbound
-from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections.inbound import Inbound, Plan
 from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire import publish_encoder as outgoing
@@ -77,12 +77,12 @@ def correlation_dropped(patch: Patch) -> None:
 @mutant("v5-expiry-not-counted-down", "the Message Expiry Interval is forwarded as it was published")
 def expiry_not_counted(patch: Patch) -> None:
     published_at: dict[int, float] = {}
-    original = outgoing._message_properties
+    original = outgoing.message_properties
 
     def message_properties(message: Message, identifiers: tuple[int, ...], now: float) -> bytes:
         return original(message, identifiers, published_at.setdefault(id(message), now))
 
-    patch.replace(outgoing, "_message_properties", message_properties)
+    patch.replace(outgoing, "message_properties", message_properties)
 
 
 @mutant("v5-expired-messages-delivered", "messages that expired while they waited are delivered")
@@ -116,16 +116,16 @@ def qos_3(patch: Patch) -> None:
 
 @mutant("v5-packet-identifier-0-accepted", "packet identifier 0 of a PUBLISH is taken for 1")
 def identifier_0(patch: Patch) -> None:
-    original = Inbound._on_plain
+    original = Inbound.on_plain
 
     def on_plain(
-        self: Inbound, plan: _Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
+        self: Inbound, plan: Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
     ) -> None:
         if qos and not any(data[topic_end : topic_end + 2]):
             data = data[:topic_end] + b"\0\1" + data[topic_end + 2 :]
         original(self, plan, qos, data, topic_end, payload_at, end, now)
 
-    patch.replace(Inbound, "_on_plain", on_plain)
+    patch.replace(Inbound, "on_plain", on_plain)
 
 
 def _without_identifiers(packet: Publish) -> Publish:
@@ -177,16 +177,16 @@ def dup_passed_on(patch: Patch) -> None:
 
 @mutant("v5-filters-match-as-prefixes", "a filter also matches topics that only begin with its levels")
 def prefixes(patch: Patch) -> None:
-    original = SubscriptionTree._walk
+    original = SubscriptionTree.walk
 
-    def walk(self: SubscriptionTree, topic: str) -> Iterator[_Node]:
+    def walk(self: SubscriptionTree, topic: str) -> Iterator[RouteNode]:
         found = list(original(self, topic))
         levels = topic.split("/")
         for depth in range(1, len(levels)):
             found += original(self, "/".join(levels[:depth]))
         return iter({id(node): node for node in found}.values())
 
-    patch.replace(SubscriptionTree, "_walk", walk)
+    patch.replace(SubscriptionTree, "walk", walk)
 
 
 @mutant("v5-delivered-at-published-qos", "messages are delivered at the QoS of their publisher, whatever was granted")

@@ -215,7 +215,7 @@ def freed_by_pubrec(patch: Patch) -> None:
 @mutant("v5-exhausted-quota-delays-acks", "while the client's quota is used up, its publishes are not acknowledged")
 def delays_acks(patch: Patch) -> None:
     held: WeakKeyDictionary[MqttConnection, list[bytes]] = WeakKeyDictionary()
-    acknowledge, go_on = Inbound.acknowledge, Outbound._go_on
+    acknowledge, go_on = Inbound.acknowledge, Outbound.go_on
 
     def hold(self: Inbound, data: bytes, qos1: int = 0) -> None:
         if self._connection.active_session.has_room:
@@ -229,7 +229,7 @@ def delays_acks(patch: Patch) -> None:
         go_on(self, now)
 
     patch.replace(Inbound, "acknowledge", hold)
-    patch.replace(Outbound, "_go_on", release)
+    patch.replace(Outbound, "go_on", release)
 
 
 @mutant("v5-overrun-tolerated", "nobody counts what a client leaves unfinished")
@@ -273,7 +273,7 @@ def too_large_holds_quota(patch: Patch) -> None:
         self.in_flight[packet_id] = outgoing
         connection.send_publish(packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers)
 
-    patch.replace(Session, "_send", send)
+    patch.replace(Session, "send", send)
 
 
 @mutant("v5-too-large-for-one-drops-for-all", "a message that is too large for one subscriber reaches none")

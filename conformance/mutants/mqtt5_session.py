@@ -291,7 +291,7 @@ def identifiers_restart(patch: Patch) -> None:
 @mutant("v5-expiry-drops-begun-deliveries", "on resuming, deliveries whose message has expired are dropped")
 def expiry_drops_begun(patch: Patch) -> None:
     expires_at: WeakKeyDictionary[Session, dict[int, float]] = WeakKeyDictionary()
-    original = Session._send
+    original = Session.send
 
     def send(self: Session, connection: SessionConnection, outgoing: Outgoing) -> None:
         original(self, connection, outgoing)
@@ -302,7 +302,7 @@ def expiry_drops_begun(patch: Patch) -> None:
             if 0 < expires_at.get(session, {}).get(packet_id, 0.0) <= now:
                 del session.in_flight[packet_id]
 
-    patch.replace(Session, "_send", send)
+    patch.replace(Session, "send", send)
     _before_resume(patch, drop)
 
 

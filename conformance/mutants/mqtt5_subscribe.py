@@ -11,7 +11,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_sent, no_fast_lane
 from assay.reference_broker.core.clients import Client
-from assay.reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
+from assay.reference_broker.core.routing import RouteEntry, RouteNode, SharedGroup, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.outbound import Outbound
@@ -463,18 +463,18 @@ def unsent_shared_messages_end(patch: Patch) -> None:
     patch.replace(MqttBroker, "pass_on", pass_on)
 
 
-def _change_walk(patch: Patch, change: Callable[[SubscriptionTree, str, list[_Node]], list[_Node]]) -> None:
-    original = SubscriptionTree._walk
+def _change_walk(patch: Patch, change: Callable[[SubscriptionTree, str, list[RouteNode]], list[RouteNode]]) -> None:
+    original = SubscriptionTree.walk
 
-    def walk(self: SubscriptionTree, topic: str) -> Iterator[_Node]:
+    def walk(self: SubscriptionTree, topic: str) -> Iterator[RouteNode]:
         return iter(change(self, topic, list(original(self, topic))))
 
-    patch.replace(SubscriptionTree, "_walk", walk)
+    patch.replace(SubscriptionTree, "walk", walk)
 
 
 @mutant("v5-hash-misses-parent", "a filter that ends in # does not match the level above it")
 def hash_misses_parent(patch: Patch) -> None:
-    def change(_tree: SubscriptionTree, _topic: str, found: list[_Node]) -> list[_Node]:
+    def change(_tree: SubscriptionTree, _topic: str, found: list[RouteNode]) -> list[RouteNode]:
         below = {id(node.children["#"]) for node in found if "#" in node.children}
         return [node for node in found if id(node) not in below]
 
@@ -483,7 +483,7 @@ def hash_misses_parent(patch: Patch) -> None:
 
 @mutant("v5-wildcards-match-dollar-topics", "the filter # matches topics that begin with $")
 def dollar_topics(patch: Patch) -> None:
-    def change(tree: SubscriptionTree, topic: str, found: list[_Node]) -> list[_Node]:
+    def change(tree: SubscriptionTree, topic: str, found: list[RouteNode]) -> list[RouteNode]:
         everything = tree._root.children.get("#")
         return [*found, everything] if everything is not None and topic.startswith("$") else found
 

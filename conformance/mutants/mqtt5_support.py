@@ -22,7 +22,7 @@ Decoder = Callable[[int, Reader, int], Packet]
 def no_fast_lane(patch: Patch) -> None:
     """Every PUBLISH goes the general way, through the broker's state; by itself this changes nothing to be seen."""
 
-    def renew(self: Inbound, plan: inbound._Plan, qos: int) -> None:
+    def renew(self: Inbound, plan: inbound.Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
     patch.replace(Inbound, "renew", renew)
@@ -44,7 +44,7 @@ def ignore_flags(patch: Patch, *kinds: PacketType) -> None:
 
     def rewrite(header: int, data: bytes, start: int) -> tuple[int, bytes]:
         kind = header >> 4
-        return (kind << 4 | codec._FIXED_FLAGS.get(PacketType(kind), 0) if kind in kinds else header), data
+        return (kind << 4 | codec.FIXED_FLAGS.get(PacketType(kind), 0) if kind in kinds else header), data
 
     rewrite_frames(patch, rewrite)
 
@@ -72,12 +72,12 @@ def change_connect(patch: Patch, change: Callable[[MqttConnection, Connect], Con
 
         return accept
 
-    patch.wrap(handshake, "_accept", make)
+    patch.wrap(handshake, "accept", make)
 
 
 def tolerate(patch: Patch, kind: PacketType, statement: str, instead: Callable[[Reader], Packet]) -> None:
     """Where decoding ``kind`` fails by ``statement``, go on with ``instead``."""
-    original = codec._DECODERS[kind]
+    original = codec.DECODERS[kind]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         position = reader._position
@@ -89,4 +89,4 @@ def tolerate(patch: Patch, kind: PacketType, statement: str, instead: Callable[[
             reader._position = position
             return instead(reader)
 
-    patch.item(codec._DECODERS, kind, decode)
+    patch.item(codec.DECODERS, kind, decode)

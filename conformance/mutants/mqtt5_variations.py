@@ -54,7 +54,7 @@ def closes_silently(patch: Patch) -> None:
         self.close_now(now)
 
     patch.replace(MqttConnection, "fail", fail)
-    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
+    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self.end())
     patch.replace(handshake, "refuse", lambda _connection, _error: None)
 
 
@@ -136,7 +136,7 @@ def pubrel_after_refusal(patch: Patch) -> None:
 
 @variation("v5-connack-says-more", "CONNACK states every default, and has a reason string and user properties")
 def connack_says_more(patch: Patch) -> None:
-    original = handshake._offer
+    original = handshake.connack_properties
 
     def offer(connection: MqttConnection) -> Properties:
         if connection.max_packet_out < _ROOMY_BYTES:
@@ -151,7 +151,7 @@ def connack_says_more(patch: Patch) -> None:
             user_property=(("region", "here"), ("region", "there")),
         )
 
-    patch.replace(handshake, "_offer", offer)
+    patch.replace(handshake, "connack_properties", offer)
 
 
 @variation("v5-writes-in-pieces", "output leaves in small pieces, each with a write of its own")
@@ -257,13 +257,13 @@ def pubrec_again(patch: Patch) -> None:
 @variation("v5-one-copy-per-subscription", "overlapping subscriptions get a copy of the message each")
 def one_copy_each(patch: Patch) -> None:
     def match(self: SubscriptionTree, topic: str) -> Route:
-        nodes = list(self._walk(topic))
+        nodes = list(self.walk(topic))
         entries = [
             RouteEntry(session, [subscription]) for node in nodes for session, subscription in node.subscribers.items()
         ]
         return Route(entries, [group for node in nodes for group in node.groups.values()])
 
-    patch.replace(SubscriptionTree, "_match", match)
+    patch.replace(SubscriptionTree, "match", match)
 
 
 @variation("v5-puback-0x00-without-subscribers", "a message that nobody gets is acknowledged with 0x00, not 0x10")
@@ -358,7 +358,7 @@ def texts_everywhere(patch: Patch) -> None:
 def uses_aliases(patch: Patch) -> None:
     allowed: WeakKeyDictionary[MqttConnection, int] = WeakKeyDictionary()
     known: WeakKeyDictionary[MqttConnection, dict[str, int]] = WeakKeyDictionary()
-    accept, send = handshake._accept, Outbound.send_publish
+    accept, send = handshake.accept, Outbound.send_publish
 
     def remember(connection: MqttConnection, packet: Connect, now: float) -> None:
         allowed[connection] = packet.properties.topic_alias_maximum or 0
@@ -389,7 +389,7 @@ def uses_aliases(patch: Patch) -> None:
         return True
 
     no_fast_lane(patch)
-    patch.replace(handshake, "_accept", remember)
+    patch.replace(handshake, "accept", remember)
     patch.replace(Outbound, "send_publish", send_publish)
 
 
@@ -403,7 +403,7 @@ def retained_qos_0(patch: Patch) -> None:
 
     def store(self: RetainedStore, message: Message) -> bool:
         if message.qos == 0 and message.payload:
-            self._remove(message.topic)
+            self.delete(message.topic)
             return True
         return original(self, message)
 

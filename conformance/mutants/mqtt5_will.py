@@ -19,13 +19,13 @@ from assay.reference_broker.routing.message import Message
 
 def _change_will(patch: Patch, change: Callable[[Will], Will]) -> None:
     """Change every will on its way from CONNECT to the session."""
-    original = handshake._will
+    original = handshake.will_of
 
     def will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
         found = original(connection, fields, client_id)
         return None if found is None else change(found)
 
-    patch.replace(handshake, "_will", will)
+    patch.replace(handshake, "will_of", will)
 
 
 def _change_message(patch: Patch, change: Callable[[Message], Message]) -> None:

@@ -99,7 +99,7 @@ def quota_for_each_qos(patch: Patch) -> None:
     ) -> None:
         taken = sum((2 if isinstance(entry, Released) else entry.qos) == qos for entry in self.in_flight.values())
         if self.connection is not None and qos and taken < self.window:
-            self._send(self.connection, Outgoing(message, qos, retain, identifiers, delivery))
+            self.send(self.connection, Outgoing(message, qos, retain, identifiers, delivery))
         else:
             original(self, message, qos, retain, identifiers, delivery, share)
 
@@ -113,7 +113,7 @@ def retained_ignore_quota(patch: Patch) -> None:
         for message in self.retained.match(subscription.topic_filter, now):
             qos = min(message.qos, subscription.qos)
             if qos and session.connection is not None:
-                session._send(session.connection, Outgoing(message, qos, retain=True))
+                session.send(session.connection, Outgoing(message, qos, retain=True))
             else:
                 session.deliver(message, qos, True)
 
@@ -199,7 +199,7 @@ def aliases_shared(patch: Patch) -> None:
 def server_aliases_outlive(patch: Patch) -> None:
     allowed: WeakSet[MqttConnection] = WeakSet()
     known: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    accept, send = handshake._accept, Outbound.send_publish
+    accept, send = handshake.accept, Outbound.send_publish
 
     def remember(connection: MqttConnection, packet: Connect, now: float) -> None:
         if packet.properties.topic_alias_maximum:
@@ -225,5 +225,5 @@ def server_aliases_outlive(patch: Patch) -> None:
         return True
 
     no_fast_lane(patch)
-    patch.replace(handshake, "_accept", remember)
+    patch.replace(handshake, "accept", remember)
     patch.replace(Outbound, "send_publish", send_publish)

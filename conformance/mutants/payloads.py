@@ -16,7 +16,7 @@ def runs_by_two(patch: Patch) -> None:
     body = "topic_end - start - 2 - len(plan.topic.encode())"
     patch.rewrite(
         Inbound,
-        "_find_run",
+        "find_run",
         ", end - start\n",
         f", end - start\n    end = start + {body} + ({_LOW} | ({_HIGH}))\n    stride = end - start\n",
     )

@@ -209,7 +209,7 @@ def wrong_payload(patch: Patch) -> None:
 
         return hand_over
 
-    patch.wrap(Dispatcher, "_hand_over", make)
+    patch.wrap(Dispatcher, "hand_over", make)
 
 
 @mutant("queue-delivers-to-two", "now and then a message goes to two consumers of a group at once")
@@ -236,7 +236,7 @@ def delivers_to_two(patch: Patch) -> None:
 
         return hand_over
 
-    patch.wrap(Dispatcher, "_hand_over", make)
+    patch.wrap(Dispatcher, "hand_over", make)
 
 
 @mutant("queue-dead-letters-early", "the first failure of a delivery dead-letters the message")

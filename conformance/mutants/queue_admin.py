@@ -36,7 +36,7 @@ def without_correlation(patch: Patch) -> None:
 
         return answer
 
-    patch.wrap(QueueAdmin, "_answer", make)
+    patch.wrap(QueueAdmin, "send_answer", make)
 
 
 @mutant("queue-create-overwrites", "creating a queue that is there changes it")
@@ -57,7 +57,7 @@ def hold_later(patch: Patch) -> None:
 
     def queue_config(self: QueueEngine, name: str) -> tuple[QueueConfig, dict[str, Any]]:
         queue = self._existing(name)
-        return self._registry._config_of(name, queue.settings), queue.settings
+        return self._registry.merged_config(name, queue.settings), queue.settings
 
     patch.replace(DurableQueue, "reconfigure", reconfigure)
     patch.replace(QueueEngine, "queue_config", queue_config)
@@ -72,7 +72,7 @@ def file_wins(patch: Patch) -> None:
 
         return config_of
 
-    patch.wrap(QueueRegistry, "_config_of", make)
+    patch.wrap(QueueRegistry, "merged_config", make)
 
 
 @mutant("queue-unknown-settings-ignored", "settings that nobody knows are left out")
@@ -129,7 +129,7 @@ def unannounced(patch: Patch) -> None:
 @mutant("queue-purge-takes-what-is-in-flight", "a purge also takes away what consumers hold")
 def takes_in_flight(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def begin(self: purge._Purge) -> None:
+        def begin(self: purge.Purge) -> None:
             for group in self._queue.groups.values():
                 for place in group.every_place:
                     for entry in list(place.pending.values()):
@@ -139,7 +139,7 @@ def takes_in_flight(patch: Patch) -> None:
 
         return begin
 
-    patch.wrap(purge._Purge, "begin", make)
+    patch.wrap(purge.Purge, "begin", make)
 
 
 @mutant("queue-purge-forgotten", "what was purged is only known in memory")

@@ -43,7 +43,7 @@ def before_subscribers(patch: Patch) -> None:
 @mutant("queue-captured-per-filter", "a queue gets a message once for each of its filters that matches")
 def per_filter(patch: Patch) -> None:
     def match(self: Bindings, topic: str) -> tuple[str, ...]:
-        return tuple(self._names[place] for node in self._walk(topic) for place in node.queues)
+        return tuple(self._names[place] for node in self.walk(topic) for place in node.queues)
 
     patch.replace(Bindings, "match", match)
 
@@ -128,7 +128,7 @@ def bind_dollar(patch: Patch) -> None:
 
         return walk
 
-    patch.wrap(Bindings, "_walk", make)
+    patch.wrap(Bindings, "walk", make)
 
 
 @mutant("queue-parent-level-not-bound", "the filter a/# does not bind a")
@@ -143,7 +143,7 @@ def parent_level(patch: Patch) -> None:
 
         return add
 
-    patch.wrap(Bindings, "_add", make)
+    patch.wrap(Bindings, "add", make)
 
 
 @mutant("queue-misplaced-wildcards-accepted", "topic filters of queues are not checked")

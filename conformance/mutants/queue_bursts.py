@@ -134,4 +134,4 @@ def settlements_unwritten(patch: Patch) -> None:
     "publishes that come together reach no other queue that their topics are bound to",
 )
 def passes_bound_queues(patch: Patch) -> None:
-    patch.rewrite(QueueBatches, "_granted", " or read.address.bound", "")
+    patch.rewrite(QueueBatches, "granted_place", " or read.address.bound", "")

@@ -54,7 +54,7 @@ def one_sends_all(patch: Patch) -> None:
 
         return one
 
-    patch.wrap(DeadLetterOperations, "_one", make)
+    patch.wrap(DeadLetterOperations, "find_one", make)
 
 
 @mutant("queue-replay-raises-the-settled", "a replay also sends back what consumers of the dead letters have settled")

@@ -28,7 +28,7 @@ _REVOLUTION_TICKS = 256 * 64
 
 @variation("queue-due-read-singly", "delayed messages that are due are read from the log one by one")
 def read_singly(patch: Patch) -> None:
-    patch.replace(delay_store, "_READ_GAP", -1)
+    patch.replace(delay_store, "READ_GAP", -1)
 
 
 @mutant("queue-delay-ignored", "a delay is accepted and the message delivered at once")
@@ -51,7 +51,7 @@ def revolution_late(patch: Patch) -> None:
 
         return place
 
-    patch.wrap(TimingWheel, "_place", make)
+    patch.wrap(TimingWheel, "place", make)
 
 
 @mutant("queue-deliver-at-without-zone", "the zone of a deliver-at time is ignored")
@@ -61,8 +61,8 @@ def without_zone(patch: Patch) -> None:
     def parse(text: str) -> int:
         return original(f"{text[:-6]}Z" if text[-6:-5] in ("+", "-") else text)
 
-    name, _ = publish_properties._PARSERS["deliver-at"]
-    patch.item(publish_properties._PARSERS, "deliver-at", (name, parse))
+    name, _ = publish_properties.PARSERS["deliver-at"]
+    patch.item(publish_properties.PARSERS, "deliver-at", (name, parse))
 
 
 @mutant("queue-past-waits", "a time that is past is taken for one far ahead")
@@ -103,13 +103,13 @@ def bad_ignored(patch: Patch) -> None:
 
         return parse
 
-    patch.wrap(publish_properties, "_parse", make)
+    patch.wrap(publish_properties, "options_of", make)
 
 
 @mutant("queue-delays-forgotten", "delayed messages are not looked for when the broker starts")
 def forgotten(patch: Patch) -> None:
     patch.replace(LogQueueFiles, "has_delays", property(lambda self: False))
-    patch.replace(DelayStore, "_recover", lambda self, done, now_ms: None)
+    patch.replace(DelayStore, "recover", lambda self, done, now_ms: None)
 
 
 @mutant("queue-delays-start-anew", "after a restart the whole delay counts again")
@@ -129,7 +129,7 @@ def start_anew(patch: Patch) -> None:
         return anew
 
     started_ms: list[int] = []
-    patch.wrap(DelayStore, "_recover", make)
+    patch.wrap(DelayStore, "recover", make)
     patch.wrap(delay_recovery, "due_of", make_due)
 
 
@@ -156,7 +156,7 @@ def fired_not_persisted(patch: Patch) -> None:
         if confirm is not None:
             confirm(None)
 
-    patch.replace(DelayStore, "_finish", finish)
+    patch.replace(DelayStore, "finish", finish)
     patch.replace(DoneLog, "note_firing", lambda _self, _offsets, _ends, _now: None)
 
 
@@ -213,9 +213,9 @@ def unbounded(patch: Patch) -> None:
 def full_loses(patch: Patch) -> None:
     def refuse(self: DelayStore, offsets: list[int], now: float) -> None:
         for offset in offsets:
-            self._finish(offset)
+            self.finish(offset)
 
-    patch.replace(DelayStore, "_refuse", refuse)
+    patch.replace(DelayStore, "refuse", refuse)
 
 
 @mutant("queue-delay-eats-time-to-live", "the time to live counts from the publish, also of a delayed message")

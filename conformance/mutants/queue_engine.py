@@ -60,7 +60,7 @@ def refused_delivery_is_lost(patch: Patch) -> None:
             place.cursor += 1
             self._group.cursor_total += 1
 
-    after(patch, Dispatcher, "_deliver_first", pass_on)
+    after(patch, Dispatcher, "deliver_first", pass_on)
 
 
 @mutant("engine-refused-redelivery-is-lost", "a redelivery that its consumer has no room for waits for nobody any more")
@@ -69,7 +69,7 @@ def refused_redelivery_is_lost(patch: Patch) -> None:
         if not taken and consumer.blocked and entry.place.waiting:
             entry.place.pop_waiting()
 
-    after(patch, Dispatcher, "_redeliver", lose)
+    after(patch, Dispatcher, "redeliver", lose)
 
 
 @mutant("engine-room-never-comes-back", "what a consumer settles still counts as held by it")
@@ -106,7 +106,7 @@ def shared_limit_ignored(patch: Patch) -> None:
 
 @mutant("engine-filter-ignored", "a group with a filter gets every message")
 def filter_ignored(patch: Patch) -> None:
-    forget(patch, Dispatcher, "_matches", True)
+    forget(patch, Dispatcher, "matches_key", True)
 
 
 @mutant("engine-filter-asked-once", "a group takes what its filter says of the first routing key for an answer to all")
@@ -121,7 +121,7 @@ def filter_asked_once(patch: Patch) -> None:
 
         return matches
 
-    patch.wrap(Dispatcher, "_matches", make)
+    patch.wrap(Dispatcher, "matches_key", make)
 
 
 @mutant("engine-new-group-starts-late", "a new group begins with the messages to come")
@@ -237,7 +237,7 @@ def given_back_twice(patch: Patch) -> None:
         )
 
     patch.wrap(ConsumerGroup, "pending_entry", make)
-    patch.wrap(settlement, "_holds", holds)
+    patch.wrap(settlement, "holds", holds)
 
 
 @mutant("engine-nack-unanswered", "nobody tells who gave a message back that it is known")
@@ -272,7 +272,7 @@ def batch_settles_the_first(patch: Patch) -> None:
 
         return apply
 
-    patch.wrap(settlement, "_apply", make)
+    patch.wrap(settlement, "apply", make)
 
 
 @mutant("engine-batch-hides-what-is-missing", "a settlement of several deliveries succeeds when some were not pending")
@@ -327,7 +327,7 @@ def redeliveries_never_time_out(patch: Patch) -> None:
         if taken and entry.delivery_count > 1 and self._group.timeouts and self._group.timeouts[-1][1] is entry:
             self._group.timeouts.pop()
 
-    after(patch, Dispatcher, "_hand_over", untime)
+    after(patch, Dispatcher, "hand_over", untime)
 
 
 @mutant("engine-wakes-for-the-first-only", "a group that asks to be woken forgets what else it waits for")
@@ -413,7 +413,7 @@ def dropped_in_silence(patch: Patch) -> None:
     def uncount(result: None, self: QueueLimits, holder: ConsumerGroup, now: float) -> None:
         holder.counts.dropped = 0
 
-    after(patch, QueueLimits, "_drop_one", uncount)
+    after(patch, QueueLimits, "drop_one", uncount)
 
 
 # -- partitions and dead letters ---------------------------------------------------------------------------------

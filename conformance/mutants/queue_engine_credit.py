@@ -26,7 +26,7 @@ def redeliveries_free(patch: Patch) -> None:
     def give(taken: bool, _self: Dispatcher, entry: PendingEntry, consumer: Consumer, _now: float) -> None:
         consumer.credit += taken
 
-    after(patch, Dispatcher, "_redeliver", give)
+    after(patch, Dispatcher, "redeliver", give)
 
 
 @mutant("engine-settling-gives-credit", "a consumer that settles may have another delivery for it")
@@ -109,7 +109,7 @@ def release_for_ever(patch: Patch) -> None:
 
         return redeliver
 
-    patch.wrap(Dispatcher, "_redeliver", make)
+    patch.wrap(Dispatcher, "redeliver", make)
 
 
 @mutant("engine-release-not-logged", "that a delivery was given back untried is forgotten over a start")

@@ -27,7 +27,7 @@ Original = Callable[..., Any]
 
 @mutant("engine-call-not-logged", "what a consumer settles within its delivery is not in the log behind the delivery")
 def call_not_logged(patch: Patch) -> None:
-    forget(patch, Dispatcher, "_log_what_the_call_did")
+    forget(patch, Dispatcher, "log_settled_in_call")
 
 
 @mutant("engine-redeliveries-not-logged", "after a restart only the first delivery of a message is known")
@@ -98,7 +98,7 @@ def last_try_lost_at_restart(patch: Patch) -> None:
 
         return redeliver
 
-    patch.wrap(Dispatcher, "_redeliver", make)
+    patch.wrap(Dispatcher, "redeliver", make)
 
 
 @mutant("engine-last-try-repeated-at-restart", "after a restart a message is delivered more often than it may be")

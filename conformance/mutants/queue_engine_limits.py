@@ -41,9 +41,9 @@ def refused_when_due_is_lost(patch: Patch) -> None:
     def refuse(self: DelayStore, offsets: list[int], now: float) -> None:
         for offset in offsets:
             self._refused.pop(offset, None)
-            self._finish(offset)
+            self.finish(offset)
 
-    patch.replace(DelayStore, "_refuse", refuse)
+    patch.replace(DelayStore, "refuse", refuse)
 
 
 @mutant(
@@ -57,7 +57,7 @@ def refused_when_due_waits_for_a_start(patch: Patch) -> None:
 
         return refuse
 
-    patch.wrap(DelayStore, "_refuse", make)
+    patch.wrap(DelayStore, "refuse", make)
 
 
 @mutant("engine-refused-when-due-comes-singly", "of what was due while its queue was full one fires a second")
@@ -67,11 +67,11 @@ def refused_when_due_comes_singly(patch: Patch) -> None:
             were_refused = bool(self._refused)
             original(self, due[:1] if were_refused else due, now)
             if were_refused:
-                self._refuse(due[1:], now)
+                self.refuse(due[1:], now)
 
         return fire
 
-    patch.wrap(DelayStore, "_fire", make)
+    patch.wrap(DelayStore, "fire", make)
 
 
 @mutant("engine-refused-when-due-holds-back-others", "what is due while others wait for room waits with them")
@@ -84,7 +84,7 @@ def refused_when_due_holds_back_others(patch: Patch) -> None:
 
         return due
 
-    patch.wrap(DelayStore, "_due", make)
+    patch.wrap(DelayStore, "due", make)
 
 
 @mutant("engine-end-takes-a-place", "the record that ends a transaction counts as a message until it is written")

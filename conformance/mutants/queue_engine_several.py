@@ -101,7 +101,7 @@ def several_rejected_one_letter(patch: Patch) -> None:
 
         return apply
 
-    patch.wrap(settlement, "_apply", make)
+    patch.wrap(settlement, "apply", make)
 
 
 @mutant("engine-abort-gives-back-the-first", "of the deliveries acknowledged in an aborted transaction one comes back")
@@ -115,7 +115,7 @@ def abort_gives_back_the_first(patch: Patch) -> None:
 
         return end
 
-    patch.wrap(CommitPhases, "_end", make)
+    patch.wrap(CommitPhases, "end", make)
 
 
 @mutant("engine-commit-forgets-a-lists-end", "of a list that is acknowledged in a transaction the last is not held")

@@ -122,7 +122,7 @@ def newest_first(patch: Patch) -> None:
 
         return idle
 
-    patch.wrap(claims, "_idle", make)
+    patch.wrap(claims, "idle_entries", make)
 
 
 @mutant("queue-strangers-commit", "a commit is taken from everybody as from an administrator")
@@ -152,7 +152,7 @@ def auto_sent(patch: Patch) -> None:
 
         return commit
 
-    patch.wrap(Membership, "_commit", make)
+    patch.wrap(Membership, "commit", make)
 
 
 @mutant("queue-auto-commit-forgotten", "automatic commit only happens when a consumer has half of what it may hold")
@@ -173,7 +173,7 @@ def auto_at_once(patch: Patch) -> None:
         def received(self: Membership, consumer: Consumer, partition: int, offset: int, now: float) -> None:
             original(self, consumer, partition, offset, now)
             if consumer.received:
-                self._commit(consumer)
+                self.commit(consumer)
 
         return received
 
@@ -189,7 +189,7 @@ def lag_in_flight(patch: Patch) -> None:
 
         return partition
 
-    patch.wrap(group_details, "_partition", make)
+    patch.wrap(group_details, "partition_details", make)
 
 
 @mutant("queue-deleted-group-comes-back", "deleting a group leaves its log on the disk")
@@ -299,7 +299,7 @@ def rebalance_dropped(patch: Patch) -> None:
         return wanted
 
     patch.wrap(Rebalance, "request", make)
-    patch.wrap(Rebalance, "_wanted", make_wanted)
+    patch.wrap(Rebalance, "wanted_owners", make_wanted)
 
 
 # -- cursors -----------------------------------------------------------------------------------------------------

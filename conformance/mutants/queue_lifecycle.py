@@ -45,7 +45,7 @@ def own_messages(patch: Patch) -> None:
         return redeliver
 
     patch.wrap(ConsumerGroup, "retry", make_retry)
-    patch.wrap(Dispatcher, "_redeliver", make_redeliver)
+    patch.wrap(Dispatcher, "redeliver", make_redeliver)
 
 
 @mutant("queue-never-times-out", "deliveries have no timeout")
@@ -151,7 +151,7 @@ def settles_twice(patch: Patch) -> None:
 
 @mutant("queue-anybody-settles", "a delivery can be settled by whoever knows its message id")
 def anybody_settles(patch: Patch) -> None:
-    patch.replace(settlement, "_holds", lambda _entry, _consumer_id: True)
+    patch.replace(settlement, "holds", lambda _entry, _consumer_id: True)
 
 
 @mutant("queue-acks-count-for-all-groups", "an ack of one group moves the others past the message")

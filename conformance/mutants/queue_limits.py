@@ -37,7 +37,7 @@ def _nothing(*_args: object, **_fields: object) -> None:
 
 @mutant("queue-priority-ignored", "priorities are accepted and all messages take one lane")
 def priority_ignored(patch: Patch) -> None:
-    patch.replace(DurableQueue, "_lane", lambda _self, _priority: NORMAL)
+    patch.replace(DurableQueue, "lane_of", lambda _self, _priority: NORMAL)
 
 
 @mutant("queue-departures-forgotten", "what left without a group that knows it is remembered until the broker stops")
@@ -87,7 +87,7 @@ def lanes_strict(patch: Patch) -> None:
 
 @mutant("queue-lanes-starve", "nobody looks whether a lane has waited for too long")
 def lanes_starve(patch: Patch) -> None:
-    patch.replace(LaneScheduler, "_starving", lambda *_args: -1)
+    patch.replace(LaneScheduler, "starving", lambda *_args: -1)
 
 
 @mutant("queue-lanes-lose-messages", "now and then a message is not entered in the list of its lane")
@@ -136,8 +136,8 @@ def figures_of_one_lane(patch: Patch) -> None:
 
         return counted
 
-    patch.wrap(priority_figures, "_ready", make)
-    patch.wrap(priority_figures, "_in_flight", make)
+    patch.wrap(priority_figures, "ready_by_lane", make)
+    patch.wrap(priority_figures, "in_flight_by_lane", make)
 
 
 @mutant("queue-depth-unlimited", "max_depth is configured and never applied")
@@ -199,8 +199,8 @@ def drops_in_flight(patch: Patch) -> None:
 
         return drop_one
 
-    patch.wrap(QueueLimits, "_drop_one", make)
-    patch.replace(QueueLimits, "_can_drop", lambda _self, _group: True)
+    patch.wrap(QueueLimits, "drop_one", make)
+    patch.replace(QueueLimits, "can_drop", lambda _self, _group: True)
 
 
 @mutant("queue-overflow-without-dead-letters", "what a full queue gives up is dropped instead of dead-lettered")

@@ -27,7 +27,7 @@ def content_type_lost(patch: Patch) -> None:
     def forget(stored: StoredMessage, *_args: object) -> None:
         stored.message.content_type = None
 
-    after(patch, MessageCodec, "_decode", forget)
+    after(patch, MessageCodec, "decode_record", forget)
 
 
 @mutant("queue-priority-lost-on-disk", "what is read back from the disk has the normal priority")
@@ -35,7 +35,7 @@ def priority_lost(patch: Patch) -> None:
     def forget(stored: StoredMessage, *_args: object) -> None:
         stored.lane = NORMAL
 
-    after(patch, MessageCodec, "_decode", forget)
+    after(patch, MessageCodec, "decode_record", forget)
 
 
 @mutant("queue-redeliveries-count-twice", "the figures of a group count each redelivery as two")
@@ -43,7 +43,7 @@ def redeliveries_twice(patch: Patch) -> None:
     def count(_result: object, self: Dispatcher, *_args: object) -> None:
         self._group.counts.redelivered += 1
 
-    after(patch, Dispatcher, "_redeliver", count)
+    after(patch, Dispatcher, "redeliver", count)
 
 
 @mutant("queue-bursts-drop-nothing", "a full queue gives up only what is on disk already, and refuses a burst")
@@ -72,7 +72,7 @@ def delays_listed_late(patch: Patch) -> None:
 
         return describe
 
-    patch.wrap(DelayStore, "_describe", make)
+    patch.wrap(DelayStore, "describe", make)
 
 
 @mutant("queue-expiry-looks-once", "when something has expired, nobody looks when the next will, until it is asked for")

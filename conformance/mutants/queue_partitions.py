@@ -61,12 +61,12 @@ def ignored(patch: Patch) -> None:
     def explicit(self: DurableQueue, partition: int) -> int:
         return self._partitioner.choose("one", len(self.partitions))
 
-    patch.replace(DurableQueue, "_explicit", explicit)
+    patch.replace(DurableQueue, "explicit_partition", explicit)
 
 
 @mutant("queue-explicit-partition-wraps", "a partition beyond the last is taken modulo their number")
 def wraps(patch: Patch) -> None:
-    patch.replace(DurableQueue, "_explicit", lambda self, partition: partition % len(self.partitions))
+    patch.replace(DurableQueue, "explicit_partition", lambda self, partition: partition % len(self.partitions))
 
 
 @mutant("queue-added-partitions-unassigned", "added partitions are assigned with the next consumer that comes or goes")

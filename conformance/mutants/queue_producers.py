@@ -93,7 +93,7 @@ def ids_reused(patch: Patch) -> None:
 
         return take
 
-    patch.wrap(Coordinator, "_take", make)
+    patch.wrap(Coordinator, "take_record", make)
 
 
 @mutant("queue-numbers-of-anybody", "any user may number messages as the producer of another")
@@ -115,4 +115,4 @@ def unknown_taken(patch: Patch) -> None:
 
         return check
 
-    patch.wrap(Transactions, "_check_producer", make)
+    patch.wrap(Transactions, "check_producer", make)

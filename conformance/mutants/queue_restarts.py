@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
-from assay.reference_broker.queues.delays.done_records import _DONE_KEY, DoneReader
+from assay.reference_broker.queues.delays.done_records import DONE_KEY, DoneReader
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.group_state import GroupState
 from assay.reference_broker.queues.limits.limits import QueueLimits
@@ -25,7 +25,7 @@ def widens_ranges(patch: Patch) -> None:
 
         return ack
 
-    patch.wrap(PendingState, "_ack", make)
+    patch.wrap(PendingState, "ack", make)
 
 
 @mutant("queue-acks-of-one-partition", "acknowledgements of several partitions are written under the first of them")
@@ -72,7 +72,7 @@ def absent_need_nothing(patch: Patch) -> None:
 @mutant("queue-done-delays-forgotten", "which delayed messages were cancelled or fired is not read at the start")
 def done_forgotten(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda self, key, value: key == _DONE_KEY or original(self, key, value)
+        return lambda self, key, value: key == DONE_KEY or original(self, key, value)
 
     patch.wrap(DoneReader, "take", make)
 

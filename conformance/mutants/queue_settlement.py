@@ -33,7 +33,7 @@ def settles_the_first(patch: Patch) -> None:
 
         return apply
 
-    patch.wrap(settlement, "_apply", make)
+    patch.wrap(settlement, "apply", make)
 
 
 @mutant("queue-batch-hides-what-was-gone", "a settlement of several deliveries succeeds although some were not pending")
@@ -139,7 +139,7 @@ def despite_bad_options(patch: Patch) -> None:
 
         return seconds
 
-    patch.wrap(settle_properties, "_seconds", make)
+    patch.wrap(settle_properties, "parse_seconds", make)
 
 
 @mutant("queue-never-says-redelivered", "no delivery says that it is a repeat")

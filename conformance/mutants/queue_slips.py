@@ -31,7 +31,7 @@ _slip(
     "attempts-of-waiting-lost",
     "the deliveries of what waits for a retry are counted from one after a restart",
     PendingState,
-    "_change",
+    "change",
     "entry._replace(due_at_ms=operation.at_ms)",
     "entry._replace(due_at_ms=operation.at_ms, delivery_count=1)",
 )
@@ -66,7 +66,7 @@ _slip(
     "ranges-end-early",
     "a range of three and more offsets is settled without its last one",
     settlement,
-    "_places",
+    "named_ranges",
     "yield partition, first, end",
     "yield partition, first, end - (end - first > 2)",
 )
@@ -74,7 +74,7 @@ _slip(
     "delay-of-the-first-nack-only",
     "of several deliveries that are refused with a delay only the first one waits",
     settlement,
-    "_apply",
+    "apply",
     "request.delay_s)",
     "request.delay_s if entry is next(iter(found)) else None)",
 )
@@ -131,7 +131,7 @@ _slip(
     "second-acknowledgement-left-out",
     "of the deliveries acknowledged in a transaction only the first is settled by its commit",
     CommitPhases,
-    "_end",
+    "end",
     "        if committed:\n            self._settle",
     "        if committed and entry is next(iter(transaction.held)):\n            self._settle",
 )
@@ -139,7 +139,7 @@ _slip(
     "abort-settles-retried",
     "an abort settles those of its acknowledgements that were not for a first delivery",
     CommitPhases,
-    "_end",
+    "end",
     "            group.retry(entry, now, now",
     "            group.remove(entry, None) if entry.delivery_count > 1 else group.retry(entry, now, now",
 )
@@ -150,7 +150,7 @@ _slip(
     "expired-given-again",
     "what has expired is given once more to a group that failed with it before",
     Dispatcher,
-    "_redeliver",
+    "redeliver",
     "if now >= stored.expires_at:",
     "if now >= stored.expires_at and not entry.delivery_count:",
 )
@@ -158,7 +158,7 @@ _slip(
     "due-together-fire-backwards",
     "of delayed messages that are due at one time the last one comes first",
     DelayStore,
-    "_wheel_due",
+    "wheel_due",
     "return self._wheel.advance(_floor_ms(now), limit) if limit > 0 else []",
     "return self._wheel.advance(_floor_ms(now), limit)[::-1] if limit > 0 else []",
 )
@@ -182,7 +182,7 @@ _slip(
     "priority-of-keyless-only",
     "a message with a key has the normal priority",
     EnqueuePath,
-    "_add",
+    "add",
     "lane = NORMAL if options is None or options.priority is None else",
     "lane = NORMAL if options is None or options.priority is None or key else",
 )
@@ -241,7 +241,7 @@ _slip(
     "keys-stay-in-four-partitions",
     "keys lead to none but the first four partitions, however many were added",
     EnqueuePath,
-    "_add",
+    "add",
     "self._partitioner.choose(key, len(self.partitions))",
     "self._partitioner.choose(key, min(4, len(self.partitions)))",
 )

@@ -108,7 +108,7 @@ def ended_forgotten(patch: Patch) -> None:
 
         return end
 
-    patch.wrap(CommitPhases, "_end", make)
+    patch.wrap(CommitPhases, "end", make)
 
 
 @mutant("queue-transactions-never-time-out", "a transaction that nobody ends stays open")
@@ -164,7 +164,7 @@ def nack_within(patch: Patch) -> None:
 
         return within
 
-    patch.wrap(settle_properties, "_transaction", make)
+    patch.wrap(settle_properties, "parse_transaction", make)
 
 
 @mutant("queue-transactions-unbounded", "a transaction may be as large as it likes")
@@ -172,7 +172,7 @@ def unbounded(patch: Patch) -> None:
     def check(self: Transactions, *more: Any) -> None:
         return
 
-    patch.replace(Transactions, "_check_room", check)
+    patch.replace(Transactions, "check_room", check)
 
 
 @mutant("queue-transaction-answer-uncorrelated", "answers of transaction requests lack the correlation data")
@@ -196,12 +196,12 @@ def anybody(patch: Patch) -> None:
 
         return find
 
-    patch.wrap(Transactions, "_find", make)
+    patch.wrap(Transactions, "find", make)
 
 
 @mutant("queue-producers-of-anybody", "any user may use any transactional id and producer")
 def of_anybody(patch: Patch) -> None:
-    patch.replace(producer_names, "_check_owner", lambda producer, owner, what: None)
+    patch.replace(producer_names, "check_is_owner", lambda producer, owner, what: None)
 
 
 @mutant("queue-markers-counted", "records that end transactions, and aborted messages, count as stored messages")

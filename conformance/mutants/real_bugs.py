@@ -30,7 +30,7 @@ def will_retain_refused(patch: Patch) -> None:
 
         return will
 
-    patch.wrap(handshake, "_will", make)
+    patch.wrap(handshake, "will_of", make)
 
 
 @mutant("retained-for-refused-filters", "retained messages are sent for filters that are refused")

@@ -36,7 +36,7 @@ _NO_SUCH_CODE = 6
 
 @mutant("connect-fields-in-any-order", "a CONNECT that makes no sense is read again, user name before will")
 def any_order(patch: Patch) -> None:
-    original = codec._DECODERS[PacketType.CONNECT]
+    original = codec.DECODERS[PacketType.CONNECT]
 
     def decode(header: int, reader: Reader, version: int) -> Packet:
         start = reader._position
@@ -62,7 +62,7 @@ def any_order(patch: Patch) -> None:
             properties=properties,
         )
 
-    patch.item(codec._DECODERS, PacketType.CONNECT, decode)
+    patch.item(codec.DECODERS, PacketType.CONNECT, decode)
 
 
 @mutant("v3-refusal-code-outside-the-table", "a refusal that no return code fits gets the code 6")
@@ -71,7 +71,7 @@ def code_outside_the_table(patch: Patch) -> None:
 
     def refuse(connection: MqttConnection, error: ProtocolError) -> None:
         original(connection, error)
-        if connection.version == V311 and error.reason not in handshake._RETURN_CODES_311:
+        if connection.version == V311 and error.reason not in handshake.RETURN_CODES_311:
             connection.send_packet(Connack(reason=_NO_SUCH_CODE))
 
     patch.replace(handshake, "refuse", refuse)
@@ -103,7 +103,7 @@ def refused_user_5(patch: Patch) -> None:
 
 @variation("v3-user-refused-with-code-5", "a user is refused by CONNACK 5 in place of 4")
 def code_5(patch: Patch) -> None:
-    patch.item(handshake._RETURN_CODES_311, Reason.BAD_USER_NAME_OR_PASSWORD, 5)
+    patch.item(handshake.RETURN_CODES_311, Reason.BAD_USER_NAME_OR_PASSWORD, 5)
 
 
 @mutant("v3-forbidden-publish-unanswered", "a PUBLISH that is not allowed is dropped without an answer")
@@ -178,4 +178,4 @@ def identifier_kept(patch: Patch) -> None:
 
 @mutant("v5-forbidden-publish-refused-with-0x95", "a PUBLISH that is not allowed gets a code that PUBACK does not have")
 def wrong_puback(patch: Patch) -> None:
-    patch.item(handlers._PUBLISH_REASONS, QueueErrorCode.NOT_ALLOWED, Reason.PACKET_TOO_LARGE)
+    patch.item(handlers.PUBLISH_REASONS, QueueErrorCode.NOT_ALLOWED, Reason.PACKET_TOO_LARGE)

@@ -47,7 +47,7 @@ def failure_not_logged(patch: Patch) -> None:
 
 @mutant("refused-retries-at-once", "a sync that was not tried is tried again in the same turn, without end")
 def retries_at_once(patch: Patch) -> None:
-    patch.replace(engine, "_FIRST_RETRY_S", 0.0)
+    patch.replace(engine, "FIRST_RETRY_S", 0.0)
 
 
 @mutant("refused-reserve-not-for-sessions", "sessions and retained messages fill the disk past its reserve")

@@ -65,7 +65,7 @@ def _forget_pubacks(patch: Patch) -> None:
         return delete_all
 
     patch.wrap(KeptSession, "collect_in_flight", make_collect)
-    patch.wrap(KeptSession, "_delete", make_delete)
+    patch.wrap(KeptSession, "delete_entry", make_delete)
     patch.wrap(KeptSession, "delete_all", make_delete_all)
 
 
@@ -262,7 +262,7 @@ def restarts_expiry(patch: Patch) -> None:
 @mutant("restart-loses-what-another-has-taken", "a message of several sessions is deleted when the first has taken it")
 def loses_shared(patch: Patch) -> None:
     def release(self: SessionJournal, number: int, changes: list[Any]) -> None:
-        changes.append((session_journal._shared_key(number), None))
+        changes.append((session_journal.shared_key(number), None))
 
     patch.replace(SessionJournal, "release_message", release)
 
@@ -358,7 +358,7 @@ def keeps_brief(patch: Patch) -> None:
         if self.journal is not None:
             self.journal.keep(session)
 
-    patch.replace(MqttBroker, "_write_down", write_down)
+    patch.replace(MqttBroker, "write_down", write_down)
     _on_reading(patch, lambda state: _each_session(state, lambda head: _with(expiry_s=head.expiry_s or 600.0)(head)))
 
 

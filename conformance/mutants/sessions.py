@@ -167,7 +167,7 @@ def deletes_too_much(patch: Patch) -> None:
 
         return restored
 
-    patch.wrap(session_restore._Restoring, "_entry", make)
+    patch.wrap(session_restore.SessionRestore, "restore_entry", make)
 
 
 @variation("sessions-never-compacted", "the log of sessions only grows")

@@ -38,7 +38,7 @@ _slip(
 _slip(
     "will-delay-begins-anew",
     "the delay of a will begins anew with each start",
-    session_restore._Restoring,
+    session_restore.SessionRestore,
     "session",
     "head.disconnected_at or now",
     "now if head.will is not None else head.disconnected_at or now",
@@ -64,14 +64,14 @@ _slip(
     "that a retained message was removed by a publish at QoS 0 is not written down",
     RetainedStore,
     "store",
-    "        self._remove(message.topic)\n        return True",
+    "        self.delete(message.topic)\n        return True",
     "        keep, self.on_change = self.on_change, self.on_change if message.qos else None\n"
-    "        self._remove(message.topic)\n        self.on_change = keep\n        return True",
+    "        self.delete(message.topic)\n        self.on_change = keep\n        return True",
 )
 _slip(
     "retained-again-after-a-start",
     "who resumes after a restart is sent retained messages again",
-    session_restore._Restoring,
+    session_restore.SessionRestore,
     "session",
     "        if stored.retained_due:\n"
     "            session.retained = session.retained or RetainedSends()\n"
@@ -85,8 +85,8 @@ _slip(
     "a session expiry that DISCONNECT names is forgotten by a restart, but of clients with a will",
     MqttBroker,
     "detach",
-    "    self._write_down(session)",
-    "    if session.will is not None:\n        self._write_down(session)",
+    "    self.write_down(session)",
+    "    if session.will is not None:\n        self.write_down(session)",
 )
 _slip(
     "sent-from-the-queue-not-written",
@@ -110,7 +110,7 @@ _slip(
 _slip(
     "leaving-one-share-leaves-all",
     "who leaves a share leaves all shares of that filter",
-    routing._Node,
+    routing.RouteNode,
     "remove",
     "        group.remove(subscriber)\n        if not group.members:\n            del self.groups[share_name]",
     "        for name, each in list(self.groups.items()):\n            each.remove(subscriber)\n"
@@ -121,8 +121,8 @@ _slip(
     "a share of which the publisher is a member does not get what it publishes",
     Broker,
     "fan_out",
-    "        self._share(group, message)",
-    "        if publisher not in group.members:\n            self._share(group, message)",
+    "        self.share(group, message)",
+    "        if publisher not in group.members:\n            self.share(group, message)",
 )
 _slip(
     "dollar-retained-by-wildcards",
@@ -136,7 +136,7 @@ _slip(
     "plus-misses-empty-level",
     "+ does not match an empty level",
     FilterTree,
-    "_walk",
+    "walk",
     'if (any_level := children.get("+")) is not None:',
     'if level and (any_level := children.get("+")) is not None:',
 )
@@ -152,7 +152,7 @@ _slip(
     "parent-keeps-its-receivers",
     "who gets x is not found out anew when x/# comes or goes",
     filter_changes,
-    "_may_match",
+    "may_match",
     "            return True\n        if",
     "            return index < len(topic_levels)\n        if",
 )
@@ -171,7 +171,7 @@ _slip(
     "retain-lost-when-resent",
     "what is sent again has RETAIN 0",
     Session,
-    "_resend",
+    "resend",
     "outgoing.retain, True",
     "False, True",
 )
@@ -203,7 +203,7 @@ _slip(
     "alias-not-replaced",
     "a topic alias keeps the first topic that it was given",
     Inbound,
-    "_set_alias",
+    "set_alias",
     "    if known == topic:",
     "    if known is not None:",
 )

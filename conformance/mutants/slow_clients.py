@@ -137,7 +137,7 @@ def refused_runs_anew(patch: Patch) -> None:
         return original(self, header, data, start, body, end, now)
 
     patch.replace(Inbound, "on_bytes", on_bytes)
-    patch.replace(connections, "_PACKETS", range(1_000_000))
+    patch.replace(connections, "PACKETS", range(1_000_000))
 
 
 @mutant("filters-compared-with-each-other", "each filter of a SUBSCRIBE is held against all that are before it")
@@ -155,7 +155,7 @@ def filters_compared(patch: Patch) -> None:
 
 @mutant("overlaps-merged-two-by-two", "of overlapping subscriptions each is merged with the result of those before it")
 def merged_two_by_two(patch: Patch) -> None:
-    def receivers_of(nodes: tuple[routing._Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
+    def receivers_of(nodes: tuple[routing.RouteNode, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
         found: dict[Subscriber, RouteEntry] = {}
         for node in nodes:
             for session, subscription in node.subscribers.items():
@@ -189,7 +189,7 @@ def burst_cuts_reader(patch: Patch) -> None:
 
         return fill
 
-    patch.wrap(MqttConnection, "_fill", make)
+    patch.wrap(MqttConnection, "pause_deliveries", make)
 
 
 @mutant(

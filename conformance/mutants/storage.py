@@ -45,8 +45,8 @@ def checksum_skips_header(patch: Patch) -> None:
         return encode
 
     patch.wrap(BatchEncoder, "encode", make)
-    patch.replace(batch, "_CHECKED_FROM", HEADER_BYTES)
-    patch.replace(segment_scan, "_CHECKED_FROM", HEADER_BYTES)
+    patch.replace(batch, "CHECKED_FROM", HEADER_BYTES)
+    patch.replace(segment_scan, "CHECKED_FROM", HEADER_BYTES)
 
 
 @mutant("storage-length-not-bounded", "a buffer of the claimed length is made before anything is compared with it")
@@ -231,7 +231,7 @@ def names_taken_for_durable(patch: Patch) -> None:
     def sync_names(self: SegmentedLog) -> None:
         """They will be durable soon enough."""
 
-    patch.wrap(SegmentedLog, "_drop", make)
+    patch.wrap(SegmentedLog, "drop", make)
     patch.replace(SegmentedLog, "sync_names", sync_names)
 
 

@@ -47,7 +47,7 @@ def drops_one_too_many(patch: Patch) -> None:
 
         return drop
 
-    patch.wrap(SegmentedLog, "_drop", make)
+    patch.wrap(SegmentedLog, "drop", make)
 
 
 @mutant("storage-front-not-missed", "a log begins at its first segment, whatever was removed on purpose")
@@ -67,12 +67,12 @@ def compacted_not_missed(patch: Patch) -> None:
 
 @mutant("storage-damage-not-told", "what cannot be read is passed over without a word")
 def damage_not_told(patch: Patch) -> None:
-    patch.replace(LogReader, "_report", lambda *_args: None)
+    patch.replace(LogReader, "report", lambda *_args: None)
 
 
 @mutant("storage-damage-told-each-time", "damage is told as often as somebody comes there")
 def damage_told_each_time(patch: Patch) -> None:
-    patch.replace(notes, "_MAX_PLACES", 0)
+    patch.replace(notes, "MAX_PLACES", 0)
 
 
 @mutant("storage-nameless-file-is-safe", "a sync of a file that was removed says yes")
@@ -88,7 +88,7 @@ def age_ignored(patch: Patch) -> None:
 
         return is_full
 
-    patch.wrap(SegmentedLog, "_is_full", make)
+    patch.wrap(SegmentedLog, "is_full", make)
 
 
 @mutant("storage-compaction-drops-newest", "compaction keeps the first record of each key")
@@ -134,7 +134,7 @@ def tombstone_goes_first(patch: Patch) -> None:
 
         return copy
 
-    patch.wrap(CompactionTask, "_copy", make)
+    patch.wrap(CompactionTask, "copy_group", make)
 
 
 class _ForgetfulDisk:
@@ -182,7 +182,7 @@ def thinning_takes_the_last(patch: Patch) -> None:
     def make(original: Callable[..., Iterator[LogRecord]]) -> Callable[..., Iterator[LogRecord]]:
         return lambda self: iter(list(original(self))[:-1])
 
-    patch.wrap(ThinningTask, "_kept", make)
+    patch.wrap(ThinningTask, "kept", make)
 
 
 @mutant("storage-thinning-drops-damage", "sparse segments are copied without what is damaged in them")
@@ -235,7 +235,7 @@ def snapshot_renamed_before_sync(patch: Patch) -> None:
 
         return write
 
-    patch.wrap(snapshots.SnapshotStore, "_write_file", make)
+    patch.wrap(snapshots.SnapshotStore, "write_file", make)
 
 
 @mutant("storage-group-replay-stops-early", "replay of a group's log stops before the last frame")
@@ -319,4 +319,4 @@ def drops_late(patch: Patch) -> None:
 
         return drop
 
-    patch.wrap(SegmentedLog, "_drop", make)
+    patch.wrap(SegmentedLog, "drop", make)

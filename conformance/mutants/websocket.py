@@ -59,7 +59,7 @@ def _change_frames(patch: Patch, change: Callable[[bytearray], None]) -> None:
 @mutant("ws-first-offer-selected", "the first sub-protocol that the client offers is selected")
 def first_offer(patch: Patch) -> None:
     offered: list[str] = []
-    judge = WebSocketServer._judge
+    judge = WebSocketServer.refusal_of
 
     def remember(self: WebSocketServer, request: Request) -> object:
         offered[:] = request.subprotocols
@@ -68,7 +68,7 @@ def first_offer(patch: Patch) -> None:
     def change(event: Event) -> Event:
         return AcceptConnection(subprotocol=offered[0]) if isinstance(event, AcceptConnection) else event
 
-    patch.replace(WebSocketServer, "_judge", remember)
+    patch.replace(WebSocketServer, "refusal_of", remember)
     _change_sent(patch, change)
 
 
@@ -84,7 +84,7 @@ def any_offer(patch: Patch) -> None:
             return AcceptConnection(subprotocol=offered[0] if offered else None)
         return event
 
-    patch.replace(WebSocketServer, "_judge", judge)
+    patch.replace(WebSocketServer, "refusal_of", judge)
     _change_sent(patch, change)
 
 
@@ -100,7 +100,7 @@ def without_offer(patch: Patch) -> None:
             return AcceptConnection(subprotocol=None)
         return event
 
-    patch.replace(WebSocketServer, "_judge", judge)
+    patch.replace(WebSocketServer, "refusal_of", judge)
     _change_sent(patch, change)
 
 
@@ -122,7 +122,7 @@ def handshake_unchecked(patch: Patch) -> None:
         self.phase = WebSocketPhase.CLOSED
         self._out += b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade" + _END_OF_HEAD
 
-    patch.replace(WebSocketServer, "_refuse", refuse)
+    patch.replace(WebSocketServer, "refuse", refuse)
 
 
 @mutant("ws-text-frames-sent", "the server sends what is short in text frames")
@@ -271,13 +271,13 @@ def close_ignored(patch: Patch) -> None:
 )
 def frames_of_one_byte(patch: Patch) -> None:
     patch.replace(websocket, "MAX_OUTGOING_MESSAGE_BYTES", 1)
-    counts = WebSocketServer._counts
+    counts = WebSocketServer.fits_limit
 
     def counts_few(self: WebSocketServer, event: BytesMessage) -> bool:
         self._max_message_bytes = _FEW_BYTES
         return counts(self, event)
 
-    patch.replace(WebSocketServer, "_counts", counts_few)
+    patch.replace(WebSocketServer, "fits_limit", counts_few)
 
 
 @variation(
@@ -291,5 +291,5 @@ def no_close_frame(patch: Patch) -> None:
     def on_close(self: WebSocketServer, _event: CloseConnection) -> None:
         self.phase = WebSocketPhase.CLOSED
 
-    patch.replace(WebSocketServer, "_fail", fail)
+    patch.replace(WebSocketServer, "fail", fail)
     patch.replace(WebSocketServer, "on_close", on_close)

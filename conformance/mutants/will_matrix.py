@@ -107,13 +107,13 @@ def clean_start_cancels(patch: Patch) -> None:
 
 def _change_message(patch: Patch, change: Callable[[MqttConnection, Message], Message]) -> None:
     """Change the message of every will on its way from CONNECT to the session."""
-    original = handshake._will
+    original = handshake.will_of
 
     def will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
         found = original(connection, fields, client_id)
         return None if found is None else msgspec.structs.replace(found, message=change(connection, found.message))
 
-    patch.replace(handshake, "_will", will)
+    patch.replace(handshake, "will_of", will)
 
 
 @mutant("empty-retained-will-deletes-nothing", "an empty retained will leaves the retained message")

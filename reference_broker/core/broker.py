@@ -210,7 +210,7 @@ class Broker:
                 entry.identifiers,
             )
         for group in route.groups:
-            self._share(group, message)
+            self.share(group, message)
         if self.engine.captures is not None:
             self._capture(message, publisher, asked)
         if self.topic_taker is not None:
@@ -221,7 +221,7 @@ class Broker:
             return not all(session.ended for session in chain((entry.subscriber for entry in route.entries), members))
         return bool(route.entries or route.groups)
 
-    def _share(self, group: SharedGroup, message: Message) -> bool:
+    def share(self, group: SharedGroup, message: Message) -> bool:
         """To one member; False when there is none."""
         chosen = group.choose()
         if chosen is None:

@@ -113,7 +113,7 @@ class Connection(SendBuffer, ABC):
         self._out.append(data)
         size = self.out_bytes = self.out_bytes + len(data)
         if size > self._room_bytes:
-            self._fill()
+            self.pause_deliveries()
         if not self._dirty:
             self._dirty = True
             self._wake(self)
@@ -136,13 +136,13 @@ class Connection(SendBuffer, ABC):
             self._progress_at = now
         self._count_unread(backlog)
         if self.out_bytes > self._room_bytes:
-            self._fill()
+            self.pause_deliveries()
         elif self.is_full:
             self._make_room()
         if self.noted_unread_bytes and not self.is_over:
             self._watch_reader(now)
 
-    def _fill(self) -> None:
+    def pause_deliveries(self) -> None:
         """No more deliveries until the driver sees that the client has read."""
         if not self.is_full:
             self.is_full = True

@@ -64,12 +64,12 @@ class FilterChanges:
                 continue
             self.compared += len(filed[place]) * len(levels)
             for number, changed in filed[place].values():
-                if number > since and _may_match(changed, levels):
+                if number > since and may_match(changed, levels):
                     return True
         return False
 
 
-def _may_match(levels: list[str], topic_levels: list[str]) -> bool:
+def may_match(levels: list[str], topic_levels: list[str]) -> bool:
     """Whether a filter matches a topic, both by level; also True for ``$`` topics that a leading wildcard misses."""
     for index, level in enumerate(levels):
         if level == "#":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from itertools import islice
 
-_MAX_LOOKED_AT = 64
+MAX_LOOKED_AT = 64
 
 
 def arrival_key(listener: str, address: str) -> str:
@@ -78,7 +78,7 @@ class ArrivalRates:
 
     def _forget(self, now: float) -> None:
         """Make room, looking at few keys only: a flood of new addresses must not cost a walk over all each time."""
-        oldest = islice(self._full_at.items(), _MAX_LOOKED_AT)
+        oldest = islice(self._full_at.items(), MAX_LOOKED_AT)
         full = [key for key, full_at in oldest if full_at <= now]
         for key in full or [next(iter(self._full_at))]:
             del self._full_at[key]

@@ -19,7 +19,7 @@ MAX_CACHED_ROUTE_BYTES = 64 * 1024 * 1024
 _ROUTE_BYTES = 256
 """What a cached route takes beside its topic and its receivers."""
 _RECEIVER_BYTES = 16
-_MAX_RECEIVERS = 1_024
+MAX_RECEIVERS = 1_024
 _SUBSCRIPTION_BYTES = 1_024
 _NODE_BYTES = 512
 
@@ -155,11 +155,11 @@ class Route:
         """What a message for them takes; see :attr:`Broker.work`."""
 
 
-class _Node:
+class RouteNode:
     __slots__ = ("children", "entries", "groups", "subscribers")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
+        self.children: dict[str, RouteNode] = {}
         self.subscribers: dict[Subscriber, Subscription] = {}
         self.entries: dict[Subscriber, RouteEntry] | None = None
         """Of ``subscribers``, each for itself; made when a topic first matches."""
@@ -202,13 +202,13 @@ class _Node:
         return entries
 
 
-class SubscriptionTree(FilterTree[_Node]):
+class SubscriptionTree(FilterTree[RouteNode]):
     """All subscriptions of the broker."""
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = RouteNode()
         self._routes: dict[str, Route] = {}
-        self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup], int]] = {}
+        self._receivers: dict[tuple[RouteNode, ...], tuple[list[RouteEntry], list[SharedGroup], int]] = {}
         """By the nodes that match: topics that match the same filters share these lists. Until the next change."""
         self._named: dict[str, int] = {}
         """How many nodes there are for a level, wherever it stands."""
@@ -232,7 +232,7 @@ class SubscriptionTree(FilterTree[_Node]):
         for level in levels:
             child = node.children.get(level)
             if child is None:
-                child = node.children[level] = _Node()
+                child = node.children[level] = RouteNode()
                 self._named[level] = self._named.get(level, 0) + 1
             node = child
         node.add(subscriber, subscription)
@@ -240,7 +240,7 @@ class SubscriptionTree(FilterTree[_Node]):
 
     def remove(self, subscriber: Subscriber, subscription: Subscription) -> None:
         """Remove a subscription; unknown ones are ignored."""
-        path: list[tuple[_Node, str]] = []
+        path: list[tuple[RouteNode, str]] = []
         node = self._root
         levels = subscription.topic_filter.split("/")
         for level in levels:
@@ -300,7 +300,7 @@ class SubscriptionTree(FilterTree[_Node]):
                 return route
         if self.route_bytes >= MAX_CACHED_ROUTE_BYTES or (route is None and len(self._routes) >= MAX_CACHED_ROUTES):
             self._forget_routes()
-        route = self._routes[topic] = self._match(topic)
+        route = self._routes[topic] = self.match(topic)
         route.known_right_at = changes.count
         self.route_bytes += _ROUTE_BYTES + text_bytes(topic)
         return route
@@ -315,18 +315,19 @@ class SubscriptionTree(FilterTree[_Node]):
         self._receivers.clear()
         self.route_bytes = 0
 
-    def _match(self, topic: str) -> Route:
-        matching = tuple(self._walk(topic))
+    def match(self, topic: str) -> Route:
+        """The route of a topic that is not remembered."""
+        matching = tuple(self.walk(topic))
         receivers = self._receivers.get(matching)
         if receivers is None:
-            if len(self._receivers) >= _MAX_RECEIVERS:
+            if len(self._receivers) >= MAX_RECEIVERS:
                 self._receivers.clear()
             receivers = self._receivers[matching] = receivers_of(matching)
             self.route_bytes += _RECEIVER_BYTES * (len(receivers[0]) + len(receivers[1]))
         return Route(*receivers)
 
 
-def receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
+def receivers_of(nodes: tuple[RouteNode, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
     found: dict[Subscriber, RouteEntry] = {}
     overlapping: dict[Subscriber, list[Subscription]] = {}
     groups: list[SharedGroup] = []

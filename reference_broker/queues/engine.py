@@ -38,9 +38,9 @@ from assay.reference_broker.trace.schema import Tracer
 
 MAX_CONFIRMS = 4_096
 """Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
-_FEWEST = 8
+FEWEST = 8
 """Fewer messages are not worth a batch."""
-_FIRST_RETRY_S = 0.05
+FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
 
@@ -176,7 +176,7 @@ class QueueEngine(QueueOperations):
         """
         joint = JointConfirm(on_confirmed or ignore)
         is_batch = (
-            len(messages) >= _FEWEST
+            len(messages) >= FEWEST
             and not (options is not None and any(options))
             and all(map(is_plain_but_for_user_properties, messages))
         )
@@ -571,7 +571,7 @@ class QueueEngine(QueueOperations):
         """
         self._agenda.now = now
         if error is not None and is_passing(error) and job.runs_again:
-            wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2**job.tries)
+            wait_s = min(_LAST_RETRY_S, FIRST_RETRY_S * 2**job.tries)
             job.tries = min(job.tries + 1, 30)
             job.retry_at = now + wait_s
             self._retries.append(job)

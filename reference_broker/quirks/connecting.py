@@ -118,7 +118,7 @@ class _TakeoverInSilence(MqttConnection):
     __slots__ = ()
 
     def close_for_takeover(self, now: float) -> None:
-        self._end()
+        self.end()
 
 
 class _TakeoverKeepsBoth(MqttConnection):

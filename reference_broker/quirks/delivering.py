@@ -54,13 +54,13 @@ class _PubackBringsTwo(Outbound):
         self._pubacks = int(packet.type is PacketType.PUBACK)
         super().on_acknowledgement(packet, now)
 
-    def _go_on(self, now: float) -> None:
+    def go_on(self, now: float) -> None:
         session = self._connection.active_session
         window = session.window
         if self._pubacks:
             session.window = max(window, len(session.in_flight) + min(2 * self._pubacks, window))
         try:
-            super()._go_on(now)
+            super().go_on(now)
             self._broker.sending.send_retained(session, PORTION)
         finally:
             session.window = window

@@ -68,12 +68,12 @@ class _RetainAsPublishedKept(MqttBroker):
 
 
 class _DollarTopicsShown(SubscriptionTree):
-    def _match(self, topic: str) -> Route:
-        route = super()._match(topic)
+    def match(self, topic: str) -> Route:
+        route = super().match(topic)
         if topic[:1] == "$":
             known = {entry.subscriber for entry in route.entries}
             # As any other first level, the name would be seen by a wildcard there.
-            plain = super()._match(NOBODYS + topic[1:])
+            plain = super().match(NOBODYS + topic[1:])
             route.entries += [entry for entry in plain.entries if entry.subscriber not in known]
         return route
 

@@ -123,8 +123,8 @@ class _OverlapTakesFirst(SubscriptionTree):
     ranks: ClassVar[dict[str, int]] = {"+": 1, "#": 2}
     """The order in which the broker comes upon the levels of filters; 0 for names."""
 
-    def _match(self, topic: str) -> Route:
-        route = super()._match(topic)
+    def match(self, topic: str) -> Route:
+        route = super().match(topic)
         for entry in route.entries:
             session = entry.subscriber
             if not isinstance(session, Session) or _speaks_5(session):

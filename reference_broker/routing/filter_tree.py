@@ -26,7 +26,7 @@ class FilterTree(Generic[NodeT]):
     walked = 0
     """Nodes that were visited where many were, until somebody charges them to whoever made it necessary."""
 
-    def _walk(self, topic: str) -> list[NodeT]:
+    def walk(self, topic: str) -> list[NodeT]:
         """Nodes whose filter matches the topic. Every topic that is not cached comes here."""
         matching: list[NodeT] = []
         nodes: list[NodeT] = [self._root]

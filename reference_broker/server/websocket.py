@@ -99,7 +99,7 @@ class WebSocketServer:
         head_bytes = len(self._head) if end < 0 else end + len(_END_OF_HEAD)
         if head_bytes > self._max_handshake_bytes:
             error = f"the handshake is over the limit of {self._max_handshake_bytes} bytes"
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
+            self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error)
         elif end >= 0:
             head, rest = bytes(self._head[:head_bytes]), bytes(self._head[head_bytes:])
             self._head = bytearray()
@@ -110,7 +110,7 @@ class WebSocketServer:
 
     def _open(self, head: bytes) -> None:
         if not head.partition(b"\r\n")[0].endswith(b" HTTP/1.1"):
-            self._refuse(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
+            self.refuse(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
             return
         try:
             self._connection.receive_data(head)
@@ -121,24 +121,24 @@ class WebSocketServer:
                 # The library raises it in a method of its own, whose frame holds it, and this one.
                 traceback.clear_frames(error.__context__.__traceback__)
             if isinstance(hint, RejectConnection) and hint.status_code == HTTPStatus.UPGRADE_REQUIRED:
-                self._refuse(HTTPStatus.UPGRADE_REQUIRED, str(error), b"Sec-WebSocket-Version: 13\r\n")
+                self.refuse(HTTPStatus.UPGRADE_REQUIRED, str(error), b"Sec-WebSocket-Version: 13\r\n")
             else:
-                self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+                self.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         except ValueError as error:  # a host or target that is not text
-            self._refuse(HTTPStatus.BAD_REQUEST, f"bad handshake: {error}")
+            self.refuse(HTTPStatus.BAD_REQUEST, f"bad handshake: {error}")
             return
         if not isinstance(request, Request):
-            self._refuse(HTTPStatus.BAD_REQUEST, "not a WebSocket handshake")
+            self.refuse(HTTPStatus.BAD_REQUEST, "not a WebSocket handshake")
             return
-        refusal = self._judge(request)
+        refusal = self.refusal_of(request)
         if refusal is not None:
-            self._refuse(*refusal)
+            self.refuse(*refusal)
             return
         self._out += self._connection.send(AcceptConnection(subprotocol=SUBPROTOCOL))
         self.phase = WebSocketPhase.OPEN
 
-    def _judge(self, request: Request) -> tuple[HTTPStatus, str] | None:
+    def refusal_of(self, request: Request) -> tuple[HTTPStatus, str] | None:
         """Status and reason of a refusal."""
         headers = [(name.lower(), value) for name, value in request.extra_headers]
         if request.target.partition("?")[0] != self._path:
@@ -154,7 +154,7 @@ class WebSocketServer:
             return HTTPStatus.FORBIDDEN, f"the origin {', '.join(origins)[:200]!r} may not connect"
         return None
 
-    def _refuse(self, status: HTTPStatus, error: str, header: bytes = b"") -> None:
+    def refuse(self, status: HTTPStatus, error: str, header: bytes = b"") -> None:
         """Answer by hand: what was read need not be HTTP, and then the library's machine is in no state to answer."""
         self.error = error
         self.phase = WebSocketPhase.CLOSED
@@ -175,10 +175,10 @@ class WebSocketServer:
         for count, event in enumerate(self._connection.events(), 1):
             self.has_more = count == MAX_FRAMES
             if isinstance(event, BytesMessage):
-                if self.phase is WebSocketPhase.OPEN and self._counts(event):
+                if self.phase is WebSocketPhase.OPEN and self.fits_limit(event):
                     payload.append(bytes(event.data))
             elif isinstance(event, TextMessage):
-                self._fail(CloseReason.UNSUPPORTED_DATA, "text frame: MQTT is sent in binary frames [MQTT-6.0.0-1]")
+                self.fail(CloseReason.UNSUPPORTED_DATA, "text frame: MQTT is sent in binary frames [MQTT-6.0.0-1]")
             elif isinstance(event, Ping):
                 ping = event
             elif isinstance(event, CloseConnection):
@@ -192,11 +192,11 @@ class WebSocketServer:
             self._out += self._connection.send(ping.response())
         return payload[0] if len(payload) == 1 else b"".join(payload)
 
-    def _counts(self, event: BytesMessage) -> bool:
+    def fits_limit(self, event: BytesMessage) -> bool:
         """Whether a message stays within the limit with this part of it."""
         self._message_bytes += len(event.data)
         if self._message_bytes > self._max_message_bytes:
-            self._fail(CloseReason.MESSAGE_TOO_BIG, f"a message is over the limit of {self._max_message_bytes} bytes")
+            self.fail(CloseReason.MESSAGE_TOO_BIG, f"a message is over the limit of {self._max_message_bytes} bytes")
             return False
         if event.message_finished:
             self._message_bytes = 0
@@ -210,9 +210,9 @@ class WebSocketServer:
             self.phase = WebSocketPhase.CLOSED
         else:
             # wsproto reports a broken frame as a close whose code is the one to answer with.
-            self._fail(CloseReason(event.code), f"bad WebSocket frame: {event.reason}")
+            self.fail(CloseReason(event.code), f"bad WebSocket frame: {event.reason}")
 
-    def _fail(self, reason: CloseReason, error: str) -> None:
+    def fail(self, reason: CloseReason, error: str) -> None:
         """The client broke a rule: say why, and wait for nothing."""
         self.error = error
         self.close(reason)

@@ -60,7 +60,7 @@ HEADER = struct.Struct("<IIQIHHBBHqq")
 Unix ms, highest timestamp in Unix ms."""
 HeaderFields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """What :data:`HEADER` unpacks."""
-_CHECKED_FROM = 8
+CHECKED_FROM = 8
 """Behind the magic, which is compared, and the checksum itself."""
 _AFTER_CHECKSUM = struct.Struct("<QIHHBBHqq")
 _BEFORE_CHECKED = struct.Struct("<II")
@@ -228,7 +228,7 @@ def verify_checksum(header: BatchHeader, batch: bytes | memoryview, at: int = 0)
     end = at + header.total_bytes
     if len(batch) < end:
         raise BatchError(BatchProblem.TRUNCATED, f"{len(batch) - at} of {header.total_bytes} bytes")
-    if crc32c(memoryview(batch)[at + _CHECKED_FROM : end]) != header.checksum:
+    if crc32c(memoryview(batch)[at + CHECKED_FROM : end]) != header.checksum:
         raise BatchError(BatchProblem.BAD_CHECKSUM)
 
 

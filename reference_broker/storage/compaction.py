@@ -94,7 +94,7 @@ class CompactionTask(SegmentCopier):
     def _copy_if_useful(self, group: list[Segment], latest: dict[bytes, int], *, removes: bool) -> None:
         """One segment of which nothing goes stays as it is."""
         if removes or len(group) > 1:
-            self._copy(group, latest)
+            self.copy_group(group, latest)
 
     def _survey(self, segment: Segment, latest: dict[bytes, int]) -> tuple[int, int]:
         """About how many bytes of a segment stay, and how many records go."""
@@ -127,7 +127,7 @@ class CompactionTask(SegmentCopier):
             self.clean_until = segment.limit_offset or segment.end_offset
         return latest
 
-    def _copy(self, group: list[Segment], latest: dict[bytes, int]) -> None:
+    def copy_group(self, group: list[Segment], latest: dict[bytes, int]) -> None:
         """Write one compacted segment and make it count."""
         self._write(group, (record for record in self.sound_records(group) if self.is_kept(record, latest)))
 

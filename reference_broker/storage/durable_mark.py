@@ -18,7 +18,7 @@ from assay.reference_broker.storage.open_files import OpenFiles
 MARK_NAME = "durable.mark"
 _MAGIC = 0x4B52414D
 _VERSION = 1
-_SYNC_EVERY = 64
+SYNC_EVERY = 64
 """Writes after which the next sync of the log covers the mark as well."""
 _SLOT_BYTES = 512
 """Slots lie in different sectors."""
@@ -109,7 +109,7 @@ class DurableMarkFile:
         if self._unsynced < self._sync_after:
             return ()
         self._unsynced = 0
-        self._sync_after = _SYNC_EVERY
+        self._sync_after = SYNC_EVERY
         return (self._path,)
 
     def close(self) -> None:

@@ -167,13 +167,13 @@ class SegmentedLog:
                 room.check(len(data))
             else:
                 room.written_bytes += len(data)
-        if not self._segments or self._is_full(len(data), records[0][0]):
+        if not self._segments or self.is_full(len(data), records[0][0]):
             self.roll()
-        self._write(data, batches)
+        self.write(data, batches)
         self._next_offset = base_offset + len(records)
         return base_offset
 
-    def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
+    def write(self, data: bytes, batches: list[AppendedBatch]) -> None:
         """To the active segment, all or nothing. Raises :class:`LogError`."""
         segment = self._segments[-1]
         if self._uncut is not None:
@@ -216,7 +216,7 @@ class SegmentedLog:
         self.note(path, f"cannot {doing}: {reason_of(error)}; what was to be written is refused, the next is tried")
         return LogError(f"cannot {doing} {path}: {reason_of(error)}")
 
-    def _is_full(self, size: int, timestamp_ms: int) -> bool:
+    def is_full(self, size: int, timestamp_ms: int) -> bool:
         """Whether the next append of that size and time must go to a new segment."""
         last = self._segments[-1]
         filled = last.size + self._buffer.size
@@ -239,7 +239,7 @@ class SegmentedLog:
                 room.check(size)
             else:
                 room.written_bytes += size
-        if not self._segments or self._is_full(size, records[0][0]):
+        if not self._segments or self.is_full(size, records[0][0]):
             self.roll()
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
             self._roll_at_ms = records[0][0] + self.options.segment_age_ms
@@ -262,7 +262,7 @@ class SegmentedLog:
         self._refuse_when_failed()
         buffer, end = self._buffer, self._segments[-1].end_offset
         most = self.options.batch_records
-        self._write(*batches_of(self._encoder, end, buffer.records, most, transactional=buffer.transactional))
+        self.write(*batches_of(self._encoder, end, buffer.records, most, transactional=buffer.transactional))
         self._buffer.clear()
 
     def roll(self) -> None:
@@ -468,7 +468,7 @@ class SegmentedLog:
         count = 0
         while count + 1 < len(self._segments) and self._segments[count + 1].base_offset <= offset:
             count += 1
-        self._drop(count)
+        self.drop(count)
 
     def retain(self, policy: RetentionPolicy, *, now_ms: int, needed_from: int | None) -> None:
         """See :meth:`PartitionLog.retain`.
@@ -487,7 +487,7 @@ class SegmentedLog:
             self.roll()
             count = len(self._segments) - 1
             self.sync_names()
-        self._drop(count)
+        self.drop(count)
 
     def sync_names(self) -> None:
         """Make the names of all segments durable; blocks. Raises :class:`LogError`."""
@@ -498,7 +498,8 @@ class SegmentedLog:
             raise LogError(message) from error
         self._named_until = max(self._named_until, self._segments[-1].base_offset)
 
-    def _drop(self, count: int) -> None:
+    def drop(self, count: int) -> None:
+        """Remove the first ``count`` segments, but those that somebody still needs or reads."""
         while count and self._segments[count].base_offset > self._named_until:
             # Were a removal on disk and the name of what stays not, the log would begin anew at offset 0.
             count -= 1

@@ -37,7 +37,7 @@ class LogReader:
         with self._reads(segment):
             found = segment.get(offset)
             damages = segment.read(offset, 1)[1] if found is None else []
-        self._report(segment, damages)
+        self.report(segment, damages)
         return found
 
     def read(self, offset: int, limit: int, wanted: Wanted) -> list[LogRecord]:
@@ -52,7 +52,7 @@ class LogReader:
             with self._reads(segment):
                 found, damages = segment.read(offset, limit - len(records), wanted)
             records = records + found if records else found
-            self._report(segment, damages)
+            self.report(segment, damages)
         return records
 
     def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
@@ -66,7 +66,7 @@ class LogReader:
             with self._reads(segment):
                 found, damages = segment.read_back(before_offset, limit - len(records))
             records += found
-            self._report(segment, damages)
+            self.report(segment, damages)
         return records
 
     def offset_at(self, timestamp_ms: int) -> int | None:
@@ -79,7 +79,8 @@ class LogReader:
                 return offset
         return None
 
-    def _report(self, segment: Segment, damages: list[Damage]) -> None:
+    def report(self, segment: Segment, damages: list[Damage]) -> None:
+        """Note what cannot be read."""
         for damage in damages:
             self._note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
 

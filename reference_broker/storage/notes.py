@@ -8,7 +8,7 @@ from collections.abc import Callable
 from assay.reference_broker.queues.jobs.store import RecoveryNote
 
 _MAX_NOTES = 1_000
-_MAX_PLACES = 10_000
+MAX_PLACES = 10_000
 _DAMAGE_AT = re.compile(r".* (bytes|offset) [0-9]+")
 """How the places of damage begin: whoever comes there again finds what is known."""
 
@@ -32,7 +32,7 @@ class Notes:
         if damage is not None:
             if damage[0] in self._places:
                 return
-            if len(self._places) < _MAX_PLACES:
+            if len(self._places) < MAX_PLACES:
                 self._places.add(damage[0])
         self.counts[queue] = self.counts.get(queue, 0) + 1
         note = RecoveryNote(queue=queue, place=place, problem=problem)

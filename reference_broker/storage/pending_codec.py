@@ -48,7 +48,7 @@ MAX_DELIVERY_COUNT = 65_535
 _FILE_HEADER = struct.Struct("<IHHII")
 _CHECKED_HEADER_BYTES = 12
 _FRAME = struct.Struct("<II")
-_FRAME_OPERATIONS = 16_384
+FRAME_OPERATIONS = 16_384
 _READ_BYTES = 1024 * 1024
 _SEARCH_BYTES = 4 * 1024 * 1024
 _SEARCH_CHECKED_BYTES = 64 * 1024 * 1024
@@ -178,8 +178,8 @@ def read_header(data: bytes) -> tuple[str, str] | None:
 def encode_frames(operations: list[bytes]) -> bytes:
     """Encoded operations, in frames that a reader accepts."""
     pieces: list[bytes] = []
-    for start in range(0, len(operations), _FRAME_OPERATIONS):
-        some = operations[start : start + _FRAME_OPERATIONS]
+    for start in range(0, len(operations), FRAME_OPERATIONS):
+        some = operations[start : start + FRAME_OPERATIONS]
         payload = b"".join(some)
         for piece in (payload,) if len(payload) <= MAX_FRAME_BYTES else some:
             pieces += (_FRAME.pack(len(piece), crc32c(piece)), piece)

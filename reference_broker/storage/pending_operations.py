@@ -17,7 +17,7 @@ from assay.reference_broker.storage.pending_codec import (
 )
 from assay.reference_broker.storage.record import uvarint
 
-_CACHED_LAYOUTS = 4_096
+CACHED_LAYOUTS = 4_096
 _LAYOUTS: dict[str, tuple[struct.Struct, bytes]] = {}
 """By consumer id, for all groups."""
 _DENSE = 4
@@ -169,7 +169,7 @@ class OperationCollector:
             raw = consumer.encode()
             name = uvarint(len(raw)) + raw
             known = (struct.Struct(f"<BQI{len(name)}sQH"), name)
-            remember(_LAYOUTS, consumer, known, len(raw), _CACHED_LAYOUTS)
+            remember(_LAYOUTS, consumer, known, len(raw), CACHED_LAYOUTS)
         layout, name = known
         count = delivery_count if delivery_count < MAX_DELIVERY_COUNT else MAX_DELIVERY_COUNT
         return layout.pack(code, offset, partition, name, at_ms, count)

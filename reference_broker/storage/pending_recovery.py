@@ -110,7 +110,7 @@ class GroupRecovery:
         for path in self._paths.temporary:
             if self._disk.exists(path):
                 self._disk.remove(path)
-        log = self._open_log(self._paths.log)
+        log = self.open_log(self._paths.log)
         if log is None:
             return self._start_log()
         state = PendingState() if log.header.sequence == 0 else self._load_snapshot()
@@ -121,13 +121,13 @@ class GroupRecovery:
         replayed = self._replay(log, state)
         following = self._open_next(log, replayed)
         if replayed.damage is not None:
-            self._cut(log, replayed.damage)
+            self.cut(log, replayed.damage)
         operations = [replayed.operations]
         if following is not None:
             replayed = self._replay(following, state)
             operations.append(replayed.operations)
             if replayed.damage is not None:
-                self._cut(following, replayed.damage)
+                self.cut(following, replayed.damage)
         elif log.header.version != VERSION:
             following = self._create(self._paths.next_log, log.header.sequence + 1, previous_bytes=log.file.size)
             operations.append(0)
@@ -164,7 +164,7 @@ class GroupRecovery:
         )
         return _Log(path, file, header)
 
-    def _open_log(self, path: str) -> _Log | None:
+    def open_log(self, path: str) -> _Log | None:
         """A log with a sound header; None when there is none. A damaged one is kept beside and reported."""
         if not self._disk.exists(path):
             return None
@@ -202,7 +202,7 @@ class GroupRecovery:
         path = self._paths.next_log
         if not self._disk.exists(path):
             return None
-        found = self._open_log(path)
+        found = self.open_log(path)
         if found is not None:
             header = found.header
             follows = header.sequence == log.header.sequence + 1 and header.previous_bytes == replayed.end
@@ -218,7 +218,8 @@ class GroupRecovery:
         self._disk.sync_folder(self._paths.folder)
         return None
 
-    def _cut(self, log: _Log, damage: LogDamage) -> None:
+    def cut(self, log: _Log, damage: LogDamage) -> None:
+        """Cut off a log where its damage begins: a torn tail, or a part that is kept beside."""
         if damage.is_tail:
             self._note(f"{log.path} bytes {damage.position} to {damage.end}", "torn tail; cut off")
         else:

@@ -12,7 +12,7 @@ from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFi
 from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 LOG_SUFFIX = ".pel.log"
-_ENTRIES_PER_STEP = 1_000
+ENTRIES_PER_STEP = 1_000
 """Taken in per turn: about three milliseconds' work."""
 _MAX_CHARACTERS = MAX_FILE_BYTES // 4
 
@@ -68,7 +68,7 @@ class Snapshot:
 
     def take_some(self) -> bool:
         """Take entries in, a bounded number; False when there are no more."""
-        return self._encoder.add(islice(self._entries, _ENTRIES_PER_STEP)) == _ENTRIES_PER_STEP
+        return self._encoder.add(islice(self._entries, ENTRIES_PER_STEP)) == ENTRIES_PER_STEP
 
     @property
     def too_large(self) -> bool:

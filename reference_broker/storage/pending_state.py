@@ -53,13 +53,13 @@ class PendingState:
             if code is Code.ADD:
                 self._add(operation)
             elif code is Code.ACK:
-                self._ack(operation)
+                self.ack(operation)
             elif code is Code.CURSOR:
                 self.cursors[operation.partition] = operation.offset
             elif code is Code.REWIND:
                 self._rewind(operation.partition, operation.offset)
             else:
-                self._change(operation)
+                self.change(operation)
             applied += operation.end - operation.offset
         return applied
 
@@ -71,7 +71,8 @@ class PendingState:
             shards[offset % SHARDS][(partition, offset)] = entry
         self.cursors[partition] = max(self.cursors.get(partition, 0), end)
 
-    def _ack(self, operation: Operation) -> None:
+    def ack(self, operation: Operation) -> None:
+        """Forget the entries of a range of offsets."""
         partition, start, end = operation.partition, operation.offset, operation.end
         shards = self.shards
         if end - start <= SHARDS or end - start <= len(self):
@@ -97,7 +98,7 @@ class PendingState:
             self.cursors[partition] = min(self.cursors[partition], offset)
         self._drop(partition, offset, None)
 
-    def _change(self, operation: Operation) -> None:
+    def change(self, operation: Operation) -> None:
         """A claim or an expiry; of an entry that is settled it says nothing."""
         shard = self.shards[operation.offset % SHARDS]
         place = (operation.partition, operation.offset)

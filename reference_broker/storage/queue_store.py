@@ -38,16 +38,16 @@ DEPARTURES = "departures"
 """Folder of a queue: which of its messages nobody gets any more."""
 _DELAYS_BATCH_RECORDS = 8
 """They are read back in the order of their due times, so one by one at worst."""
-_DONE_SEGMENT_BYTES = 256 * 1024
-_DEPARTURES_SEGMENT_BYTES = 64 * 1024
-_MEMORY_SEGMENT_BYTES = 1024 * 1024
+DONE_SEGMENT_BYTES = 256 * 1024
+DEPARTURES_SEGMENT_BYTES = 64 * 1024
+MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
 MARK_SUFFIX = ".group"
 """Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
 not be told from one that was deleted."""
-_STATE_SNAPSHOT_RECORDS = 2_000
+STATE_SNAPSHOT_RECORDS = 2_000
 
 
 class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,7 +80,7 @@ class LogQueueStore:
         self._disk = disk
         self._options = options or LogOptions()
         self._memory_options = msgspec.structs.replace(
-            self._options, segment_bytes=min(self._options.segment_bytes, _MEMORY_SEGMENT_BYTES), reserve_bytes=0
+            self._options, segment_bytes=min(self._options.segment_bytes, MEMORY_SEGMENT_BYTES), reserve_bytes=0
         )
         self.open_files = OpenFiles()
         self._memory = MemoryDisk()
@@ -108,27 +108,28 @@ class LogQueueStore:
                 description = self._describe(f"{ROOT}/{folder}")
             except LogError as error:
                 raise_if_not_tried(error)
-                self._set_aside(folder, str(error))
+                self.set_folder_aside(folder, str(error))
                 continue
             if description is not None and description.deleted:
                 try:
                     _remove_rest(self._disk, f"{ROOT}/{folder}")
                 except OSError as error:
                     raise_if_not_tried(error)
-                    self._set_aside(folder, f"it was deleted, and its files stay: {reason_of(error)}")
+                    self.set_folder_aside(folder, f"it was deleted, and its files stay: {reason_of(error)}")
             elif description is not None and encode_name(description.name) == folder:
                 found.append(
                     StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
                 )
             elif description is not None:
-                self._set_aside(folder, "the folder does not belong to the queue it describes")
+                self.set_folder_aside(folder, "the folder does not belong to the queue it describes")
         return sorted(found, key=lambda queue: queue.name)
 
     def set_aside(self, name: str, problem: str) -> None:
         """See :meth:`QueueStore.set_aside`."""
-        self._set_aside(encode_name(name), problem)
+        self.set_folder_aside(encode_name(name), problem)
 
-    def _set_aside(self, folder: str, problem: str) -> None:
+    def set_folder_aside(self, folder: str, problem: str) -> None:
+        """Refuse a queue whose files cannot be used, and leave them as they are."""
         self._unusable[folder] = problem
         rest = "the queue is refused and its files are left as they are; the others go on"
         self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {rest}")
@@ -200,7 +201,7 @@ class LogQueueStore:
             name,
             encoder=self._encoders[Compression.NONE],
             note=lambda place, problem: self.note("", place, problem),
-            interval_records=_STATE_SNAPSHOT_RECORDS,
+            interval_records=STATE_SNAPSHOT_RECORDS,
         )
 
     def note(self, queue: str, place: str, problem: str) -> None:
@@ -428,7 +429,7 @@ class LogQueueFiles:
 
     def open_delays_done(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_delays_done`."""
-        return self._open_restated(DELAYS_DONE, _DONE_SEGMENT_BYTES)
+        return self._open_restated(DELAYS_DONE, DONE_SEGMENT_BYTES)
 
     @property
     def has_departures(self) -> bool:
@@ -437,7 +438,7 @@ class LogQueueFiles:
 
     def open_departures(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_departures`."""
-        return self._open_restated(DEPARTURES, _DEPARTURES_SEGMENT_BYTES)
+        return self._open_restated(DEPARTURES, DEPARTURES_SEGMENT_BYTES)
 
     def _open_restated(self, name: str, segment_bytes: int) -> SegmentedLog:
         """A log that is stated anew when it grows, so its segments are small.

@@ -20,11 +20,11 @@ MAX_RECORD_HEADERS = 65_535
 _MAX_VARINT_BYTES = 10
 _MAX_DELTA_MS = 1 << 63
 _TABLE_SIZE = 1 << 14
-_CACHED_HEADER_SETS = 16_384
+CACHED_HEADER_SETS = 16_384
 _NO_HEADERS = b"\x00"
 _HEADER_BYTES: dict[Headers, bytes] = {}
 """Of header sets, for all logs."""
-_FEW = 32
+FEW = 32
 """Records that columns are not worth it for."""
 
 
@@ -88,7 +88,7 @@ class RecordEncoder:
 
     def encode(self, records: Sequence[NewRecord]) -> EncodedRecords:
         """At least one record; offsets count from 0, times from the first record's. Raises :class:`RecordError`."""
-        if len(records) <= _FEW and (few := self._encode_few(records)) is not None:
+        if len(records) <= FEW and (few := self._encode_few(records)) is not None:
             return few
         timestamps, keys, values, header_sets = zip(*records, strict=True)
         layout = _Layout(len(records))
@@ -144,7 +144,7 @@ class RecordEncoder:
             else:
                 parts += (uvarint(len(key)), key, uvarint(len(value)), value)
         encoded = b"".join(parts)
-        return remember(_HEADER_BYTES, headers, encoded, len(encoded), _CACHED_HEADER_SETS)
+        return remember(_HEADER_BYTES, headers, encoded, len(encoded), CACHED_HEADER_SETS)
 
 
 class _Layout:

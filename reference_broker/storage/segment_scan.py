@@ -29,7 +29,7 @@ from assay.reference_broker.storage.batch import (
 from assay.reference_broker.storage.disk import DiskFile
 
 _WINDOW_BYTES = 1024 * 1024
-_CHECKED_FROM = 8
+CHECKED_FROM = 8
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ def scan_batches(
                 and position + total <= size
             ):
                 data, at = locate(position, total)
-                if crc32c(memoryview(data)[at + _CHECKED_FROM : at + total]) == checksum:
+                if crc32c(memoryview(data)[at + CHECKED_FROM : at + total]) == checksum:
                     yield BatchPlace(position, base, count, total, base_ms, max_ms)
                     least = base + count
                     position += total

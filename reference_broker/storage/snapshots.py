@@ -269,7 +269,7 @@ class SnapshotStore:
         path = f"{self._folder}/{name.file_name}"
         temporary = f"{path}{_TEMPORARY_SUFFIX}"
         try:
-            self._write_file(temporary, data)
+            self.write_file(temporary, data)
         except OSError:
             self._remove(temporary)
             raise
@@ -279,7 +279,8 @@ class SnapshotStore:
         self._taken_at_s = timestamp_ms / 1000
         self._remove_old()
 
-    def _write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a file whole and sync it, whatever was there. Raises :class:`OSError`."""
         file = self._disk.open(path, create=True)
         try:
             file.truncate(0)

@@ -72,7 +72,7 @@ class ThinningTask(SegmentCopier):
         """Blocks. Raises :class:`OSError`. Segments with damage stay as they are."""
         write_cleaner_file(self._disk, self._folder, self.state)
         try:
-            self._write(self.group, self._kept())
+            self._write(self.group, self.kept())
         except LogError:
             # What is damaged is noted when the task ends.
             return
@@ -80,7 +80,8 @@ class ThinningTask(SegmentCopier):
         self.state = msgspec.structs.replace(self.state, kept=self.left(self._below) + self._behind)
         write_cleaner_file(self._disk, self._folder, self.state)
 
-    def _kept(self) -> Iterator[LogRecord]:
+    def kept(self) -> Iterator[LogRecord]:
+        """The records that outlive the thinning, in the order of their offsets."""
         wanted = frozenset(self.wanted)
         return (record for record in self.sound_records(self.group) if record.offset in wanted)
 

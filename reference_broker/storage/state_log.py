@@ -34,7 +34,7 @@ from assay.reference_broker.storage.snapshots import (
 SEGMENT_BYTES = 4 * 1024 * 1024
 """Small, since the log is dropped by whole segments."""
 _ENTRY_KIND = 0
-_READ_RECORDS = 1_000
+READ_RECORDS = 1_000
 _RETRY_S = 60.0
 
 
@@ -149,7 +149,7 @@ class StateLog:
         """Apply the records behind the snapshot. Raises :class:`LogError`."""
         offset, end = self._snapshot_end, self._log.next_offset
         while offset < end:
-            records = self._log.read(offset, _READ_RECORDS)
+            records = self._log.read(offset, READ_RECORDS)
             for record in records:
                 if record.offset > offset:
                     self._note_gap(offset, record.offset)

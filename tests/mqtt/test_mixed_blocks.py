@@ -27,7 +27,7 @@ from assay.reference_broker.config import (
 from assay.reference_broker.mqtt.batches.runs import MixedRun
 from assay.reference_broker.mqtt.connections import inbound
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections.inbound import Inbound, Plan
 from assay.reference_broker.node import BrokerNode
 
 NOW = 1_700_000_000.0
@@ -80,7 +80,7 @@ class Life:
     def send_plainly(self, frames: Iterable[bytes]) -> tuple[object, ...]:
         """Likewise, each packet by itself and the general way."""
 
-        def renew(inbound: Inbound, plan: _Plan, _qos: int) -> None:
+        def renew(inbound: Inbound, plan: Plan, _qos: int) -> None:
             plan.epoch, plan.targets = inbound._broker.tree.epoch, None
 
         with mock.patch.object(Inbound, "renew", renew):
@@ -294,7 +294,7 @@ def test_topics_and_sizes_take_turns_in_one_block(version: int, qos: int, grante
     frames = _encoded(version, sent)
     life = _life(version, [("a/#", granted, 0, None), ("a/#", granted, 0, None)])
     life.send(_encoded(version, [(topic, qos, 1, "") for topic in TOPICS[:3]]))
-    with mock.patch.object(Inbound, "_on_plain", side_effect=AssertionError("one by one")):
+    with mock.patch.object(Inbound, "on_plain", side_effect=AssertionError("one by one")):
         outputs = life.send([b"".join(frames)])[0]
     assert isinstance(outputs, list)
     lowered = _encoded(version, [(topic, 0, size, "") for topic, _, size, _ in sent])
@@ -305,7 +305,7 @@ def test_topics_and_sizes_take_turns_in_one_block(version: int, qos: int, grante
 
 def test_a_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands in a chunk, one call takes so much of it at most, and the turn is told."""
-    monkeypatch.setattr(inbound, "_MAX_BLOCK", 32)
+    monkeypatch.setattr(inbound, "MAX_BLOCK", 32)
     life = _life(4, [("a/#", 0, 0, None)])
     frames = _encoded(4, [(TOPICS[number % 2], 0, number % 5, "") for number in range(200)])
     life.send(frames[:2])
@@ -329,7 +329,7 @@ def test_many_receivers_are_not_compared_for_each_packet(
     monkeypatch: pytest.MonkeyPatch, receivers: int, blocks: int
 ) -> None:
     """Two topics reach the same clients by filters of their own: a long list of these is not gone through each time."""
-    monkeypatch.setattr(inbound, "_COMPARED_RECEIVERS", 3)
+    monkeypatch.setattr(inbound, "COMPARED_RECEIVERS", 3)
     life = Life(4)
     for number in range(receivers):
         client = life.connect(f"c{number}")
@@ -389,7 +389,7 @@ def test_new_topics_join_a_block_and_a_turn_has_so_many_of_them(qos: int) -> Non
 def test_receivers_of_a_block_get_ids_of_their_own_and_all_of_it_again(version: int, qos: int) -> None:
     sent = [(TOPICS[number % 4], qos, 10 + 7 * number, "") for number in range(25)]
     life = _life(version, [("#", 2, 0, None), ("#", qos, 0, None)])
-    with mock.patch.object(Inbound, "_on_plain", side_effect=AssertionError("one by one")):
+    with mock.patch.object(Inbound, "on_plain", side_effect=AssertionError("one by one")):
         outputs = life.send([b"".join(_encoded(version, sent))])[0]
     assert isinstance(outputs, list)
     assert len(outputs[0]) == 4 * len(sent)

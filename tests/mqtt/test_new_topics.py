@@ -98,7 +98,7 @@ def test_new_topics_reach_exactly_who_asked_for_them(
     world: World, monkeypatch: pytest.MonkeyPatch, seed: int, plans: int
 ) -> None:
     """Also where there is no room for a plan for each topic."""
-    monkeypatch.setattr(inbound, "_MAX_PLANS", plans)
+    monkeypatch.setattr(inbound, "MAX_PLANS", plans)
     party = Party(world, seed)
     for _ in range(120):
         who, kind = party.rng.randrange(3), party.rng.random()
@@ -115,7 +115,7 @@ def test_new_topics_reach_exactly_who_asked_for_them(
 
 def test_each_new_topic_is_captured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is known of the topics beside it, before and after a queue is bound."""
-    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    monkeypatch.setattr(inbound, "MAX_PLANS", 1)
     watcher = world.subscribed("s/#", qos=1)
     publisher = world.connect("p")
     for first in (0, 12):
@@ -127,7 +127,7 @@ def test_each_new_topic_is_captured(world: World, monkeypatch: pytest.MonkeyPatc
 
 
 def test_each_new_topic_is_held_against_the_rules(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    monkeypatch.setattr(inbound, "MAX_PLANS", 1)
     rules = {"default": "allow", "rules": [{"topic": "s/7", "client": "p", "access": "deny"}]}
     world = make_world(parse_config({"acl": rules}))
     watcher = world.subscribed("s/#", qos=1)
@@ -140,7 +140,7 @@ def test_each_new_topic_is_held_against_the_rules(make_world: type[World], monke
 def test_a_bad_topic_among_new_ones_ends_the_connection(
     world: World, monkeypatch: pytest.MonkeyPatch, bad: bytes
 ) -> None:
-    monkeypatch.setattr(inbound, "_MAX_PLANS", 1)
+    monkeypatch.setattr(inbound, "MAX_PLANS", 1)
     watcher = world.subscribed("s/#", qos=1)
     publisher = world.connect("p")
     topics = [b"s/1", b"s/2", b"s/3", bad, b"s/4"]
@@ -152,13 +152,13 @@ def test_a_bad_topic_among_new_ones_ends_the_connection(
 @pytest.mark.parametrize("form", ["s/{}/a", "s/a/{}", "{}/s/a"])
 def test_a_turn_finds_out_about_so_many_new_topics(world: World, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """Whether they have the topic above them in common or not; the others have their turn later, and go as well."""
-    monkeypatch.setattr(inbound, "_MAX_PLANS", 8)
+    monkeypatch.setattr(inbound, "MAX_PLANS", 8)
     watcher = world.subscribed("#", qos=1)
     publisher = world.connect("p")
     asked: list[int] = []
     renew = inbound.Inbound.renew
 
-    def counted(self: inbound.Inbound, plan: inbound._Plan, qos: int) -> None:
+    def counted(self: inbound.Inbound, plan: inbound.Plan, qos: int) -> None:
         asked[-1] += 1
         renew(self, plan, qos)
 

@@ -161,7 +161,7 @@ def test_damaged_runs_end_as_damaged_packets_do(at: int, byte: int) -> None:
     config = _config()
     seen = []
     for lane in (True, False):
-        with mock.patch("assay.reference_broker.mqtt.connections.queue_batches._FEWEST", 8 if lane else 10**9):
+        with mock.patch("assay.reference_broker.mqtt.connections.queue_batches.FEWEST", 8 if lane else 10**9):
             seen.append(Life(config).send([bytes(stream)]))
     assert seen[0] == seen[1]
 
@@ -255,7 +255,7 @@ def _read(reader: PublishBatchReader, data: bytes) -> PublishBatch:
 
 def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PublishBatchReader()
-    monkeypatch.setattr(publish_batches, "_MAX_SECTIONS", 1_024)
+    monkeypatch.setattr(publish_batches, "MAX_SECTIONS", 1_024)
     publish_batches._SECTIONS.clear()
     for number in range(3_000):
         packet = _publish(1, (("trace", str(number)),))

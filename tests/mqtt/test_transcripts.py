@@ -63,7 +63,7 @@ class ShortTurns(World):
     """A turn handles one packet of a client. Who is served in what order then is free to the broker."""
 
     def receive(self, client: Client, data: bytes) -> None:
-        with mock.patch.object(connection_module, "_PACKETS", range(1)):
+        with mock.patch.object(connection_module, "PACKETS", range(1)):
             super().receive(client, data)
             self.turn()
 

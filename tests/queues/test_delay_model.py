@@ -25,11 +25,11 @@ def patched_sizes(few: bool) -> Iterator[None]:
     """With ``few``, a handful of messages does what otherwise takes thousands."""
     with pytest.MonkeyPatch.context() as patch:
         if few:
-            patch.setattr(delay_store, "_TOLD_OFFSETS", 3)
-            patch.setattr(delay_store, "_TOLD_WAITING", 2)
-            patch.setattr(delay_store, "_TOLD_PER_TURN", 1)
+            patch.setattr(delay_store, "TOLD_OFFSETS", 3)
+            patch.setattr(delay_store, "TOLD_WAITING", 2)
+            patch.setattr(delay_store, "TOLD_PER_TURN", 1)
             patch.setattr(done_log, "RESTATE_ABOVE_BYTES", 300)
-            patch.setattr(queue_store, "_DONE_SEGMENT_BYTES", 200)
+            patch.setattr(queue_store, "DONE_SEGMENT_BYTES", 200)
         yield
 
 

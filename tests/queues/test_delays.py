@@ -461,7 +461,7 @@ def test_a_queue_is_deleted_while_its_delays_are_thinned_out(bench_with: BenchWi
 
 def test_what_is_done_is_stated_anew_and_then_forgotten(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.reference_broker.queues.delays.done_log.RESTATE_ABOVE_BYTES", 2_000)
-    monkeypatch.setattr("assay.reference_broker.storage.queue_store._DONE_SEGMENT_BYTES", 1_000)
+    monkeypatch.setattr("assay.reference_broker.storage.queue_store.DONE_SEGMENT_BYTES", 1_000)
     disk = MemoryDisk()
     bench = bench_with(disk)
     keep = delay_id(bench, "keep", ("delay", "100h"))

@@ -234,7 +234,7 @@ def test_the_disk_refuses_and_takes_it_later(bench_with: BenchWith) -> None:
 
 def test_it_is_stated_anew_when_it_has_grown(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "RESTATE_ABOVE_BYTES", 2_000)
-    monkeypatch.setattr(departures, "_INTERVALS_PER_RECORD", 4)
+    monkeypatch.setattr(departures, "INTERVALS_PER_RECORD", 4)
     disk = MemoryDisk()
     bench = bench_with(disk, segment_bytes=1_000)
     publish(bench, "first")

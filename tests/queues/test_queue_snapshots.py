@@ -23,7 +23,7 @@ FOLDER = "queues/q/consumers/g"
 @pytest.fixture(autouse=True)
 def _frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 50)
-    monkeypatch.setattr(pending_snapshot, "_ENTRIES_PER_STEP", 4)
+    monkeypatch.setattr(pending_snapshot, "ENTRIES_PER_STEP", 4)
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from tests.queues.actor import Actor
 from tests.queues.conftest import START, QueueBench
 
 MODULES = {
-    "queues.delays.delay_recovery": ("_READ_RECORDS",),
-    "queues.delays.delay_store": ("_READ_RECORDS",),
-    "queues.delays.done_log": ("_READ_RECORDS",),
-    "queues.partitions.departures": ("_READ_RECORDS",),
-    "queues.partitions.partition": ("_READ_AHEAD",),
-    "queues.transactions.transaction_recovery": ("_READ_RECORDS",),
+    "queues.delays.delay_recovery": ("READ_RECORDS",),
+    "queues.delays.delay_store": ("READ_RECORDS",),
+    "queues.delays.done_log": ("READ_RECORDS",),
+    "queues.partitions.departures": ("READ_RECORDS",),
+    "queues.partitions.partition": ("READ_AHEAD",),
+    "queues.transactions.transaction_recovery": ("READ_RECORDS",),
     "storage.log": ("_RANGE_RECORDS",),
-    "storage.state_log": ("_READ_RECORDS",),
+    "storage.state_log": ("READ_RECORDS",),
 }
 COUNT = 13
 

@@ -68,7 +68,7 @@ class WheelModel(RuleBasedStateMachine):
     @initialize(compact_above=st.sampled_from([0, 2, 4_096]))
     def begin(self, compact_above: int) -> None:
         """Few numbers lead to where many would."""
-        self.patch.setattr(timing_wheel, "_COMPACT_ABOVE", compact_above)
+        self.patch.setattr(timing_wheel, "COMPACT_ABOVE", compact_above)
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -177,7 +177,7 @@ TestWheelModel = WheelModel.TestCase
 @pytest.mark.parametrize("view", ["lowest", "numbers", "items"])
 def test_old_timers_that_come_back_in_any_order_are_seen_in_order(monkeypatch: pytest.MonkeyPatch, view: str) -> None:
     """Those that left the array, were taken out and are added again, the lowest last."""
-    monkeypatch.setattr(timing_wheel, "_COMPACT_ABOVE", 4)
+    monkeypatch.setattr(timing_wheel, "COMPACT_ABOVE", 4)
     wheel = TimingWheel(0)
     for number in (*range(10), 100):
         wheel.add(number, 50_000 + number, 0)

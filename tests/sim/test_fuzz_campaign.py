@@ -105,13 +105,13 @@ def _queues_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def _talks_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    original = MqttConnection._end
+    original = MqttConnection.end
 
     def end(self: MqttConnection) -> None:
         self.send_packet(Pingresp())
         original(self)
 
-    patch.setattr(MqttConnection, "_end", end)
+    patch.setattr(MqttConnection, "end", end)
 
 
 def _ignores_the_window(patch: pytest.MonkeyPatch) -> None:

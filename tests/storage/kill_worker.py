@@ -223,7 +223,7 @@ class Life:
 
 def live(folder: Path, life: int, seed: int, fault: str, voice: Voice) -> None:
     """The body of a life. Lives are short: let them remove segments and begin snapshots within their time too."""
-    group_state._SETTLED_PER_TRIM = 64
+    group_state.SETTLED_PER_TRIM = 64
     pending_log.SNAPSHOT_OPERATIONS = 300
     Life(folder, life, seed, voice, fault).run()
 

@@ -104,10 +104,10 @@ def test_a_killed_broker_fires_each_message_once(
     durability: Durability, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few:
-        monkeypatch.setattr(delay_store, "_TOLD_OFFSETS", 3)
-        monkeypatch.setattr(delay_store, "_TOLD_WAITING", 2)
+        monkeypatch.setattr(delay_store, "TOLD_OFFSETS", 3)
+        monkeypatch.setattr(delay_store, "TOLD_WAITING", 2)
         monkeypatch.setattr(done_log, "RESTATE_ABOVE_BYTES", 300)
-        monkeypatch.setattr(queue_store, "_DONE_SEGMENT_BYTES", 200)
+        monkeypatch.setattr(queue_store, "DONE_SEGMENT_BYTES", 200)
     kills, wrong = count_of_kills(durability)
     assert wrong == []
     assert kills > 30

@@ -269,7 +269,7 @@ SUBJECTS: tuple[Callable[[Disk, int], Subject], ...] = (KeyedState, Records, Del
 def _frequent_snapshots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 12)
-        patch.setattr("assay.reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 2)
+        patch.setattr("assay.reference_broker.storage.pending_snapshot.ENTRIES_PER_STEP", 2)
         yield
 
 

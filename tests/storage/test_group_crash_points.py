@@ -17,7 +17,7 @@ AGAIN_EVERY = 12
 @pytest.fixture(autouse=True)
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 12)
-    monkeypatch.setattr(pending_snapshot, "_ENTRIES_PER_STEP", 2)
+    monkeypatch.setattr(pending_snapshot, "ENTRIES_PER_STEP", 2)
 
 
 class Examiner:

@@ -56,7 +56,7 @@ def test_lists_are_bounded_and_counts_are_not() -> None:
 
 def test_places_that_are_remembered_are_bounded() -> None:
     notes = Notes()
-    most = notes_module._MAX_PLACES
+    most = notes_module.MAX_PLACES
     for _ in range(2):
         for number in range(most + 1):
             notes.add("q", f"f bytes {number}", "p")

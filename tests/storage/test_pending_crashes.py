@@ -30,7 +30,7 @@ State = tuple[tuple[PendingRecord, ...], tuple[tuple[int, int], ...]]
 def _frequent_snapshots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 12)
-        patch.setattr("assay.reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 2)
+        patch.setattr("assay.reference_broker.storage.pending_snapshot.ENTRIES_PER_STEP", 2)
         yield
 
 

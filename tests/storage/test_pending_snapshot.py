@@ -169,7 +169,7 @@ def test_no_snapshot_before_names_are_durable_nor_while_one_is_under_way() -> No
 
 
 def test_what_is_not_flushed_is_in_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 1)
+    monkeypatch.setattr("assay.reference_broker.storage.pending_snapshot.ENTRIES_PER_STEP", 1)
     disk = MemoryDisk()
     log = open_log(disk)
     sync(log)

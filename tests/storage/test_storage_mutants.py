@@ -52,7 +52,7 @@ Complaints = Iterator[str]
 def small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_index, "INDEX_INTERVAL_BYTES", 100)
     monkeypatch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 12)
-    monkeypatch.setattr(pending_snapshot, "_ENTRIES_PER_STEP", 2)
+    monkeypatch.setattr(pending_snapshot, "ENTRIES_PER_STEP", 2)
 
 
 def new_disk(files: dict[str, bytes] | None = None) -> SimDisk:

@@ -13,11 +13,11 @@ _HEADER_QOS_1 = 0x32
 _MESSAGE_ID = b"\x26\x00\x0amessage-id"
 _GROUP_ID = b"\x26\x00\x08group-id"
 _MAX_DIGITS = 19
-_FEWEST_ALIKE = 8
+FEWEST_ALIKE = 8
 """Packets of one size that a pattern is worth."""
-_STEP = 64
+STEP = 64
 """Packets that are looked at together."""
-_MAX_PATTERNS = 64
+MAX_PATTERNS = 64
 _MAX_PATTERN_BYTES = 1_024
 """Longer ones go one by one."""
 _PATTERNS: dict[tuple[bytes, bytes], re.Pattern[bytes]] = {}
@@ -45,7 +45,7 @@ class AckRunReader:
         body = start + 2 + (data[start + 1] >= 0x80)
         stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
         head = data[start : body + len(topic_field)]
-        if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
+        if data.startswith(head, start + (FEWEST_ALIKE - 1) * stride):
             run = self._read_alike(data, start, stride, head, topic_field, id_prefix)
             if run is not None:
                 return run
@@ -66,7 +66,7 @@ class AckRunReader:
         if pattern is None:
             if len(head) + len(middle) + len(tail) > _MAX_PATTERN_BYTES:
                 return None
-            if len(_PATTERNS) >= _MAX_PATTERNS:
+            if len(_PATTERNS) >= MAX_PATTERNS:
                 _PATTERNS.clear()
             fields = re.escape(head) + b"(..)" + re.escape(middle) + rb"(\d{1,5}):(\d{1,19})" + re.escape(tail)
             pattern = _PATTERNS[head + middle, tail] = re.compile(b"(?s)" + fields + b"|(.+)")
@@ -74,8 +74,8 @@ class AckRunReader:
         at, size = start, len(data)
         while at < size:
             # The last alternative takes what the first does not, so that matches lie one behind the other.
-            some = pattern.findall(data, at, at + _STEP * stride)
-            whole = len(some) == _STEP and not some[-1][3]
+            some = pattern.findall(data, at, at + STEP * stride)
+            whole = len(some) == STEP and not some[-1][3]
             if some[-1][3]:
                 some.pop()
             found += some

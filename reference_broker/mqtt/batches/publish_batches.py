@@ -20,14 +20,14 @@ from assay.reference_broker.routing.remembered import remember
 
 _HEADER_QOS_1 = 0x32
 _USER_PROPERTY = 0x26
-_FEWEST_ALIKE = 8
+FEWEST_ALIKE = 8
 """Packets of one size and topic that are read by columns."""
-_FIRST_STEP = 32
-_STEP = 128
+FIRST_STEP = 32
+STEP = 128
 """Packets that are looked at together."""
-_MOST = 2_048
+MOST = 2_048
 """Packets of a batch: a turn ends between batches."""
-_MAX_SECTIONS = 16_384
+MAX_SECTIONS = 16_384
 """Of all connections together."""
 _MAX_SECTION_BYTES = 256
 """Longer ones are not worth remembering."""
@@ -87,7 +87,7 @@ class PublishBatchReader:
         """
         stride = end - start
         head = data[start : body + len(topic_field)]
-        if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
+        if data.startswith(head, start + (FEWEST_ALIKE - 1) * stride):
             batch = self._read_alike(data, start, stride, head, topic_field, max_payload_bytes, five)
             if batch is not None:
                 return batch
@@ -113,9 +113,9 @@ class PublishBatchReader:
         all_ids = b""
         properties: list[UserProperties] = []
         payloads: list[bytes] = []
-        at, most = start, _FIRST_STEP
+        at, most = start, FIRST_STEP
         # Some at a time: what comes behind one that is not alike is not looked at in vain.
-        while len(payloads) < _MOST:
+        while len(payloads) < MOST:
             last = min(len(data) - stride, at + (most - 1) * stride)
             end = at
             while end <= last and data.startswith(head, end):
@@ -138,9 +138,9 @@ class PublishBatchReader:
             at += count * stride
             if count < most:
                 break
-            most = _STEP
+            most = STEP
         count = len(payloads)
-        if count < _FEWEST_ALIKE:
+        if count < FEWEST_ALIKE:
             return None
         return PublishBatch([topic_field] * count, all_ids, properties or None, payloads, at)
 
@@ -175,7 +175,7 @@ class PublishBatchReader:
         payloads: list[bytes] = []
         pairs: UserProperties = ()
         at = start
-        while at + 2 < size and data[at] == _HEADER_QOS_1 and len(ids) < _MOST:
+        while at + 2 < size and data[at] == _HEADER_QOS_1 and len(ids) < MOST:
             length, body = data[at + 1], at + 2
             if length >= 0x80:
                 high = data[body]
@@ -268,4 +268,4 @@ class PublishBatchReader:
         return self._remember(section, pairs)
 
     def _remember(self, section: bytes, pairs: Iterable[tuple[str, str]]) -> UserProperties:
-        return remember(_SECTIONS, section, tuple(pairs), len(section), _MAX_SECTIONS)
+        return remember(_SECTIONS, section, tuple(pairs), len(section), MAX_SECTIONS)

@@ -22,9 +22,9 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 
 _HEADER_QOS_1 = b"\x32"
-_FEW = 16
+FEW = 16
 """Deliveries that columns are not worth it for."""
-_MAX_TEMPLATES = 4_096
+MAX_TEMPLATES = 4_096
 _MAX_THEIRS_BYTES = 256
 """Characters of a publisher's user properties that are remembered, and not encoded for every delivery."""
 _MAX_THEIRS = 32
@@ -138,7 +138,7 @@ class DeliveryEncoder:
         property_bytes += 2 * digits
         bodies = [message.payload for message in messages]
         fixed = len(topic) + 2 + property_bytes
-        if count <= _FEW:
+        if count <= FEW:
             number = _TWO_BYTES[digits]
             before, between = before_id + _TWO_BYTES[len(id_prefix) + digits] + id_prefix, between + number
             packets: list[bytes] = []
@@ -207,12 +207,12 @@ class DeliveryEncoder:
         if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
             return None
         learnt = encode_user_properties([pair for pair in pairs if pair[0] not in BROKER_PROPERTIES])
-        return remember(_USER_PROPERTIES, pairs, learnt, 0, _MAX_TEMPLATES)
+        return remember(_USER_PROPERTIES, pairs, learnt, 0, MAX_TEMPLATES)
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
         template = _template(msgspec.structs.replace(delivery, message=_BARE))
         queue, group, _, topic = key
-        return remember(_TEMPLATES, key, template, max(len(queue), len(group), len(topic)), _MAX_TEMPLATES)
+        return remember(_TEMPLATES, key, template, max(len(queue), len(group), len(topic)), MAX_TEMPLATES)
 
 
 def _template(delivery: Delivery) -> _Template | None:

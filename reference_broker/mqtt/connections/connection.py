@@ -47,11 +47,11 @@ _ACKNOWLEDGEMENTS = {
 """First byte -> type of the packets that have a 4-byte short form."""
 MAX_PACKETS = 1_024
 """Packets, or runs of them, of one connection that a turn handles; the rest waits for the next turn."""
-_PACKETS = range(MAX_PACKETS)
-_SMALL_BYTES = 4_096
+PACKETS = range(MAX_PACKETS)
+SMALL_BYTES = 4_096
 """Input that is handled at once even while others wait for the next turn."""
 _FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
-_MANY_FILTERS_BYTES = 8_192
+MANY_FILTERS_BYTES = 8_192
 """A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
 
 
@@ -244,7 +244,7 @@ class MqttConnection(Connection):
         if self._partial or self._rest is not None or phase is Phase.VERIFYING:
             data = self._collect(data)
         if data:
-            if self.broker.unfinished and len(data) > _SMALL_BYTES:
+            if self.broker.unfinished and len(data) > SMALL_BYTES:
                 self._postpone(data, 0)
             else:
                 self._handle(data, now)
@@ -296,13 +296,13 @@ class MqttConnection(Connection):
         self.broker.work = 0
         try:
             if todo is None:
-                consumed = self._consume(data, now)
+                consumed = self.handle_packets(data, now)
             else:
                 self.work_through(todo)
                 consumed = self._at
                 if not self._postponed:
                     if consumed < len(data):
-                        consumed = self._consume(data, now)
+                        consumed = self.handle_packets(data, now)
                     else:
                         self._at = 0
         except ProtocolError as error:
@@ -373,12 +373,12 @@ class MqttConnection(Connection):
             self._count_partial(now)
         self.rouse()
 
-    def _consume(self, data: bytes, now: float) -> int:
+    def handle_packets(self, data: bytes, now: float) -> int:
         """Handle the whole packets of ``data`` that have not been, of which there is some; returns where they end."""
         position, size = self._at, len(data)
         if position:
             self._at = 0
-        for _ in _PACKETS:
+        for _ in PACKETS:
             header = data[position]
             connected = self.phase is Phase.CONNECTED
             if not connected:
@@ -477,7 +477,7 @@ class MqttConnection(Connection):
         if self.phase is Phase.WAIT_CONNECT:
             handshake.on_connect_bytes(self, header, data, body, end, now)
             return
-        if end - body > _MANY_FILTERS_BYTES and header in _FILTERS and self.phase is Phase.CONNECTED:
+        if end - body > MANY_FILTERS_BYTES and header in _FILTERS and self.phase is Phase.CONNECTED:
             self.work_through(self._read_in_steps(_FILTERS[header], Reader(data, body, end, self.version)))
             return
         try:
@@ -575,7 +575,7 @@ class MqttConnection(Connection):
     def close_for_takeover(self, now: float) -> None:
         if self.version == V5:
             self.send_packet(Disconnect(reason=Reason.SESSION_TAKEN_OVER))
-        self._end()
+        self.end()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -593,7 +593,7 @@ class MqttConnection(Connection):
     def close_now(self, now: float, *, publish_will: bool = True) -> None:
         """Close after the output is sent; the session hears of it."""
         session = self.session
-        self._end()
+        self.end()
         if session is not None:
             self.broker.disconnect(session, self, now, publish_will=publish_will)
 
@@ -651,7 +651,8 @@ class MqttConnection(Connection):
         if self.phase is Phase.CONNECTED:
             self._send_off("the client does not read", Reason.QUOTA_EXCEEDED, now)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Let go of everything the connection holds; it takes and gives nothing any more."""
         self.phase = Phase.CLOSED
         self._timer.cancel()
         self.end_output()

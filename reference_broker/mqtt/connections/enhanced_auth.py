@@ -75,7 +75,7 @@ def step(connection: MqttConnection, data: bytes | None) -> bytes | None:
             raise ProtocolError(message, statement, Reason.NOT_AUTHORIZED) from error
     if exchange.scram.state is ScramState.DONE:
         return answer
-    _send(connection, Reason.CONTINUE_AUTHENTICATION, answer)
+    send_auth(connection, Reason.CONTINUE_AUTHENTICATION, answer)
     return None
 
 
@@ -102,7 +102,7 @@ def on_auth_while_connected(connection: MqttConnection, packet: Auth, now: float
         return
     if finish(connection) != connection.username:
         raise ProtocolError("a client must remain the same user", "MQTT-4.12.1-2", Reason.NOT_AUTHORIZED)
-    _send(connection, Reason.SUCCESS, final)
+    send_auth(connection, Reason.SUCCESS, final)
 
 
 def finish(connection: MqttConnection) -> str:
@@ -135,7 +135,8 @@ def check_method(connection: MqttConnection, packet: Auth, statement: str) -> No
         raise ProtocolError("AUTH names another authentication method than CONNECT", statement)
 
 
-def _send(connection: MqttConnection, reason: Reason, data: bytes | None) -> None:
+def send_auth(connection: MqttConnection, reason: Reason, data: bytes | None) -> None:
+    """Send AUTH. Raises :class:`ProtocolError` where it is larger than the client takes (MQTT-3.1.2-24)."""
     properties = Properties(authentication_method=connection.authentication_method, authentication_data=data)
     encoded = encode_packet(Auth(reason=reason, properties=properties), V5)
     if len(encoded) > connection.max_packet_out:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 """First two bytes of a successful PUBACK and PUBREC in their short form."""
-_PUBLISH_REASONS = {
+PUBLISH_REASONS = {
     QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_NAME_INVALID,
     QueueErrorCode.BAD_OPTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_NAME_INVALID,
@@ -85,7 +85,7 @@ _SUBSCRIBE_REASONS = {
 }
 
 
-_STEP_FILTERS = 64
+STEP_FILTERS = 64
 """Of a packet, handled before the turn is looked at."""
 
 
@@ -132,7 +132,7 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     session.asked = packet.properties.user_property
     for request in packet.requests:
         broker.work += _work_of(request.topic_filter)
-        if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
+        if len(reasons) % STEP_FILTERS == STEP_FILTERS - 1:
             yield
         if len(retained) + (session.retained.count if session.retained is not None else 0) >= most:
             # It asks for retained messages faster than it takes them.
@@ -234,7 +234,7 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
     reasons: list[int] = []
     for topic_filter in packet.topic_filters:
         broker.work += _work_of(topic_filter)
-        if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
+        if len(reasons) % STEP_FILTERS == STEP_FILTERS - 1:
             yield
         try:
             # In 3.1.1, which has no shares, a malformed one is a filter like others.
@@ -292,7 +292,7 @@ def acknowledgement(
     properties = Properties(user_property=told) if told and error is None else NO_PROPERTIES
     reason = Reason.SUCCESS if matched else Reason.NO_MATCHING_SUBSCRIBERS
     if error is not None:
-        reason = _PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
+        reason = PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
         if connection.problem_information:
             if connection.session is not None and connection.session.tenant is not None:
                 error = error_out(connection.session.tenant, error)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _SMALL_WILL_BYTES = 1_024
 """Written down for a session whatever room the disk has."""
-_RETURN_CODES_311 = {
+RETURN_CODES_311 = {
     Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
     Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
     Reason.SERVER_UNAVAILABLE: 3,
@@ -69,7 +69,7 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         reference = connection.broker.config.server_reference
         if reference is not None and reference.at_connect:
             raise _refusal(connection, "clients are served elsewhere", reference_reason(reference))
-        _accept(connection, packet, now)
+        accept(connection, packet, now)
     except ProtocolError as error:
         connection.error = error
         if five and error.reason is not Reason.UNSUPPORTED_PROTOCOL_VERSION:
@@ -84,8 +84,8 @@ def refuse(connection: MqttConnection, error: ProtocolError) -> None:
         reference = connection.broker.config.server_reference
         told = reference is not None and error.reason is reference_reason(reference)
         explain(connection, Connack, error, reference.address if reference is not None and told else "")
-    elif error.statement != "MQTT-3.1.2-1" and error.reason in _RETURN_CODES_311:
-        connection.send_packet(Connack(reason=_RETURN_CODES_311[error.reason]))
+    elif error.statement != "MQTT-3.1.2-1" and error.reason in RETURN_CODES_311:
+        connection.send_packet(Connack(reason=RETURN_CODES_311[error.reason]))
 
 
 def _refusal(
@@ -93,11 +93,12 @@ def _refusal(
 ) -> ProtocolError:
     """A CONNECT that this broker does not want, though it is well-formed."""
     # 3.1.1 knows only that a CONNACK with such a code, or none at all, precedes the end.
-    fallback = "MQTT-3.2.2-5" if reason in _RETURN_CODES_311 else "MQTT-3.2.2-6"
+    fallback = "MQTT-3.2.2-5" if reason in RETURN_CODES_311 else "MQTT-3.2.2-6"
     return ProtocolError(text, rule_id(connection.version, in_311 or fallback, in_5), reason)
 
 
-def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
+def accept(connection: MqttConnection, packet: Connect, now: float) -> None:
+    """Log a client in whose CONNECT may be served, or begin to. Raises :class:`ProtocolError`."""
     if packet.properties.authentication_method is not None:
         enhanced_auth.begin(connection, packet)
         connection.phase = Phase.AUTHENTICATING
@@ -131,15 +132,15 @@ def on_password_checked(connection: MqttConnection, packet: Connect, allowed: bo
             connection.username = packet.username
         _log_in_done(connection, packet, allowed, now)
     except ProtocolError as error:
-        _end(connection, error, now)
+        end(connection, error, now)
 
 
 def give_up(connection: MqttConnection, why: str, now: float) -> None:
     """The client is neither let in nor refused: it should try again."""
-    _end(connection, _refusal(connection, why, _busy(connection)), now)
+    end(connection, _refusal(connection, why, _busy(connection)), now)
 
 
-def _end(connection: MqttConnection, error: ProtocolError, now: float) -> None:
+def end(connection: MqttConnection, error: ProtocolError, now: float) -> None:
     connection.error = error
     refuse(connection, error)
     connection.close_now(now)
@@ -165,7 +166,7 @@ def establish(connection: MqttConnection, packet: Connect, authentication_data: 
     config = broker.config.mqtt
     five = packet.version == V5
     properties = packet.properties
-    client_id, assigned = _client_id(connection, packet)
+    client_id, assigned = client_id_of(connection, packet)
     previous = broker.sessions.get(client_id)
     if previous is None and len(broker.sessions) >= config.max_sessions:
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
@@ -180,7 +181,7 @@ def establish(connection: MqttConnection, packet: Connect, authentication_data: 
     if broker.access is not None:
         connection.grants = broker.access.grants(connection.username, client_id)
     connection.login = connection.authenticator.user(connection.username)
-    will = _will(connection, packet.will, client_id)
+    will = will_of(connection, packet.will, client_id)
     taken = session_bytes(client_id) + (0 if will is None else memory_bytes(will.message))
     if taken and not broker.held.admits(0 if previous is None else previous.held_bytes, taken):
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
@@ -211,8 +212,8 @@ def establish(connection: MqttConnection, packet: Connect, authentication_data: 
     answer = NO_PROPERTIES
     if five:
         answer = msgspec.structs.replace(
-            _offer(connection),
-            response_information=_response_information(connection, packet),
+            connack_properties(connection),
+            response_information=response_information(connection, packet),
             assigned_client_identifier=client_id if assigned else None,
             server_keep_alive=server_keep_alive,
             session_expiry_interval=granted if granted != asked else None,
@@ -237,7 +238,7 @@ def is_kept(packet: Connect) -> bool:
     return bool(packet.properties.session_expiry_interval) if packet.version == V5 else not packet.clean_start
 
 
-def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
+def client_id_of(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
     """The client id, and whether the broker chose it."""
     config = connection.broker.config.mqtt
     invalid = Reason.CLIENT_IDENTIFIER_NOT_VALID
@@ -254,7 +255,7 @@ def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
     return connection.broker.next_client_id(), True
 
 
-def _response_information(connection: MqttConnection, packet: Connect) -> str | None:
+def response_information(connection: MqttConnection, packet: Connect) -> str | None:
     """Only for those who ask (5.0 3.1.2-28)."""
     text = connection.broker.config.mqtt.response_information
     if packet.properties.request_response_information and text:
@@ -262,7 +263,8 @@ def _response_information(connection: MqttConnection, packet: Connect) -> str | 
     return None
 
 
-def _will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
+def will_of(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
+    """The will of a CONNECT, as it is kept. Raises :class:`ProtocolError` where it may not be."""
     if fields is None:
         return None
     config = connection.broker.config.mqtt
@@ -305,7 +307,7 @@ def _may_leave(connection: MqttConnection, topic: str, client_id: str) -> bool:
         raise _refusal(connection, f"will topic: {error}", Reason.TOPIC_NAME_INVALID) from error
 
 
-def _offer(connection: MqttConnection) -> Properties:
+def connack_properties(connection: MqttConnection) -> Properties:
     """CONNACK properties: what differs from the protocol's defaults."""
     config = connection.broker.config.mqtt
     return Properties(

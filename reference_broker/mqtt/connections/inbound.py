@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from assay.reference_broker.core.routing import RouteEntry
     from assay.reference_broker.mqtt.connections.connection import MqttConnection
 
-_MAX_PLANS = 1_024
-_MAX_BLOCK = 4_096
+MAX_PLANS = 1_024
+MAX_BLOCK = 4_096
 """Packets of different topics and sizes that are forwarded in one go."""
-_FEWEST_ALIKE = 8
+FEWEST_ALIKE = 8
 """Fewer packets of one topic and size are a block with others that are behind them."""
-_COMPARED_RECEIVERS = 32
+COMPARED_RECEIVERS = 32
 """Longer lists of receivers are not compared for each packet: they are the same where it is one list."""
 MAX_PLAN_BYTES = 1024 * 1024
 """What the plans of one connection may take in memory; then they are made anew."""
@@ -67,7 +67,7 @@ _ANY_LEVEL = "/\0"
 """Stands for a last level that no filter has; no topic has it either."""
 
 
-class _Plan:
+class Plan:
     """How PUBLISH packets of one topic and QoS are served. ``targets`` is None where they must go the general way."""
 
     __slots__ = (
@@ -98,7 +98,7 @@ class _Plan:
         self.route: Route | None = None
         self.targets: list[MqttConnection] | None = None
 
-    def go_as(self, other: _Plan) -> None:
+    def go_as(self, other: Plan) -> None:
         """Its packets go where those of the other go, as long as that holds."""
         self.epoch, self.sessions_epoch, self.route = other.epoch, other.sessions_epoch, other.route
         self.targets, self.max_frame_bytes, self.is_lowered = other.targets, other.max_frame_bytes, other.is_lowered
@@ -135,9 +135,9 @@ class Inbound(PublishAcks):
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._alias_bytes = 0
-        self._plans: tuple[dict[bytes, _Plan], ...] = ({}, {}, {})
+        self._plans: tuple[dict[bytes, Plan], ...] = ({}, {}, {})
         """By QoS, then by the bytes of the topic."""
-        self._plans_below: tuple[dict[bytes, _Plan | None], ...] = ({}, {}, {})
+        self._plans_below: tuple[dict[bytes, Plan | None], ...] = ({}, {}, {})
         """By QoS, then by the topic above: of the topics right below it whose last level no filter has."""
         self._is_full = False
         """It has as many plans as it may: no topic gets one of its own any more, until so many had none."""
@@ -248,7 +248,7 @@ class Inbound(PublishAcks):
                 self._forward(data[start:run_end], count, payload_bytes, targets)
                 return run_end
             elif data is not self.refused or start >= self.refused_end:
-                run, run_end = self._find_run(data, start, topic_end, payload_at, end, plan)
+                run, run_end = self.find_run(data, start, topic_end, payload_at, end, plan)
                 if run is not None and self._forward_run(targets, qos, run):
                     return run_end
                 self.refused, self.refused_end = data, run_end
@@ -258,11 +258,11 @@ class Inbound(PublishAcks):
             and (run_end := self._queue_batches.on_publishes(data, start, body, topic_end, end, now))
         ):
             return run_end
-        self._on_plain(plan, qos, data, topic_end, payload_at, end, now)
+        self.on_plain(plan, qos, data, topic_end, payload_at, end, now)
         return end
 
-    def _find_run(
-        self, data: bytes, start: int, topic_end: int, payload_at: int, end: int, plan: _Plan
+    def find_run(
+        self, data: bytes, start: int, topic_end: int, payload_at: int, end: int, plan: Plan
     ) -> tuple[AlikeRun | MixedRun | None, int]:
         """QoS 1 and 2: the packets from ``start`` on that go where the first goes, and where they end; None where it is
         alone, or goes the general way with those behind it."""
@@ -274,7 +274,7 @@ class Inbound(PublishAcks):
         while run_end <= last and data.startswith(prefix, run_end):
             run_end += stride
         is_last = data[run_end : run_end + 1] != data[start : start + 1]
-        if run_end - start >= (2 if is_last else _FEWEST_ALIKE) * stride:
+        if run_end - start >= (2 if is_last else FEWEST_ALIKE) * stride:
             if five and any(data[payload_at - 1 : run_end : stride]):
                 # Some have properties.
                 return None, run_end
@@ -286,19 +286,19 @@ class Inbound(PublishAcks):
         run = MixedRun(data[start : ends[-1]], [at - start for at in topic_ends], [at - start for at in ends], skipped)
         return run, ends[-1]
 
-    def _block(self, data: bytes, position: int, header: int, plan: _Plan, five: bool) -> _Block:
+    def _block(self, data: bytes, position: int, header: int, plan: Plan, five: bool) -> _Block:
         """Packets from ``position`` on, of any topics and sizes, that this plan's receivers get as they get its own:
         those that start with ``header`` and have no properties."""
         size, epoch, targets, is_lowered = len(data), self._broker.tree.epoch, plan.targets, plan.is_lowered
         assert targets is not None
-        is_compared = len(targets) <= _COMPARED_RECEIVERS
+        is_compared = len(targets) <= COMPARED_RECEIVERS
         qos = header >> 1 & 3
         plan_of = self._plans[qos].get
         id_bytes = 2 if header & 6 else 0
         topics: list[int] = []
         topic_ends: list[int] = []
         ends: list[int] = []
-        while size - position > 4 and data[position] == header and len(ends) < _MAX_BLOCK:
+        while size - position > 4 and data[position] == header and len(ends) < MAX_BLOCK:
             body = position + 2
             length = data[position + 1]
             if length >= 0x80:
@@ -341,7 +341,7 @@ class Inbound(PublishAcks):
         self._broker.work += len(ends) >> 4
         return _Block(topics, topic_ends, ends)
 
-    def _forward_lowered(self, data: bytes, start: int, plan: _Plan, five: bool) -> int:
+    def _forward_lowered(self, data: bytes, start: int, plan: Plan, five: bool) -> int:
         """QoS 1 to receivers that were granted QoS 0: the bytes without packet ids.
 
         Returns where that ended; 0: nothing was done, take the general way.
@@ -427,7 +427,7 @@ class Inbound(PublishAcks):
         self.acknowledge(runs.acknowledgements(ACK_STARTS[qos], ids), count * (qos == 1))
         return True
 
-    def _plan(self, topic_bytes: bytes, qos: int) -> _Plan:
+    def _plan(self, topic_bytes: bytes, qos: int) -> Plan:
         """The plan of a topic, as it is now. Raises :class:`ProtocolError`."""
         plan = self._plans[qos].get(topic_bytes)
         if plan is None:
@@ -436,9 +436,9 @@ class Inbound(PublishAcks):
             self.renew(plan, qos)
         return plan
 
-    def _new_plan(self, topic_bytes: bytes, qos: int) -> _Plan:
+    def _new_plan(self, topic_bytes: bytes, qos: int) -> Plan:
         topic = decode_string(topic_bytes, self._connection.version)
-        plan = _Plan(topic)
+        plan = Plan(topic)
         below = self._plan_below(topic_bytes, qos) if self._is_full else None
         if below is not None:
             plan.go_as(below)
@@ -450,12 +450,12 @@ class Inbound(PublishAcks):
                 plan.is_refused, plan.is_queue = True, False
         if self._is_full:
             self._unkept += 1
-            if self._unkept < _MAX_PLANS:
+            if self._unkept < MAX_PLANS:
                 return plan
             self._forget_plans()
         self._pay_for_plan(topic_bytes)
         self._plans[qos][topic_bytes] = plan
-        self._is_full = sum(map(len, self._plans)) >= _MAX_PLANS
+        self._is_full = sum(map(len, self._plans)) >= MAX_PLANS
         return plan
 
     def _pay_for_plan(self, topic_bytes: bytes) -> None:
@@ -466,7 +466,7 @@ class Inbound(PublishAcks):
         else:
             self._remember_plan(size)
 
-    def _plan_below(self, topic_bytes: bytes, qos: int) -> _Plan | None:
+    def _plan_below(self, topic_bytes: bytes, qos: int) -> Plan | None:
         """The plan of a topic that nobody may have sent before, as of all right below the topic above it: they go where
         each other goes, since no filter has their last levels. None where more is to be asked."""
         above, _, level = topic_bytes.rpartition(b"/")
@@ -487,7 +487,7 @@ class Inbound(PublishAcks):
                 self.renew(plan, qos)
         return plan
 
-    def _new_plan_below(self, above: bytes, qos: int) -> _Plan | None:
+    def _new_plan_below(self, above: bytes, qos: int) -> Plan | None:
         try:
             topic = decode_string(above, self._connection.version)
             self.check_topic(topic)
@@ -495,14 +495,14 @@ class Inbound(PublishAcks):
         except ProtocolError:
             # The general way says what is wrong.
             return None
-        if sum(map(len, self._plans_below)) >= _MAX_PLANS:
+        if sum(map(len, self._plans_below)) >= MAX_PLANS:
             self._forget_plans()
-        plan = None if self.is_too_deep(topic + _ANY_LEVEL) else _Plan(topic + _ANY_LEVEL)
+        plan = None if self.is_too_deep(topic + _ANY_LEVEL) else Plan(topic + _ANY_LEVEL)
         self._pay_for_plan(above)
         self._plans_below[qos][above] = plan
         return plan
 
-    def renew(self, plan: _Plan, qos: int) -> None:
+    def renew(self, plan: Plan, qos: int) -> None:
         """Find out whether packets of this plan may be forwarded as they are, and to whom."""
         connection = self._connection
         tree = self._broker.tree
@@ -566,8 +566,8 @@ class Inbound(PublishAcks):
 
     # -- the general way -----------------------------------------------------------------------------------------
 
-    def _on_plain(
-        self, plan: _Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
+    def on_plain(
+        self, plan: Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
     ) -> None:
         """A PUBLISH without flags and properties."""
         self._traffic.publishes_received += 1
@@ -646,12 +646,13 @@ class Inbound(PublishAcks):
             raise ProtocolError(f"topic alias {alias} is not allowed", statement, Reason.TOPIC_ALIAS_INVALID)
         if packet.topic:
             self.check_topic(packet.topic)
-            self._set_alias(alias, packet.topic)
+            self.set_alias(alias, packet.topic)
         elif alias not in self._aliases:
             raise ProtocolError(f"topic alias {alias} was never set", "MQTT-3.3.2-7")
         return self._aliases[alias]
 
-    def _set_alias(self, alias: int, topic: str) -> None:
+    def set_alias(self, alias: int, topic: str) -> None:
+        """Have an alias stand for a topic from here on. Raises :class:`ProtocolError` (QUOTA_EXCEEDED)."""
         known = self._aliases.get(alias)
         if known == topic:
             return

@@ -135,7 +135,7 @@ class Outbound:
             self._finish(packet.packet_id, OutgoingState.WAIT_PUBREC, packet.type, now)
         else:
             self._on_one(packet.type, packet.packet_id, now)
-        self._go_on(now)
+        self.go_on(now)
 
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
@@ -164,7 +164,7 @@ class Outbound:
                     self._on_one(kind, packet_id, now)
         finally:
             session.let_go(finished_bytes)
-        self._go_on(now)
+        self.go_on(now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
         state = _FINISHED_BY.get(kind)
@@ -173,7 +173,8 @@ class Outbound:
         else:
             self._finish(packet_id, state, kind, now)
 
-    def _go_on(self, now: float) -> None:
+    def go_on(self, now: float) -> None:
+        """Room appeared: deliver what waits."""
         session = self._connection.active_session
         if session.queued or session.stalled_consumers or session.unsent or session.retained is not None:
             self._broker.room_appeared(session, now)

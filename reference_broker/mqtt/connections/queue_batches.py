@@ -34,8 +34,8 @@ _PUBACK_START = b"\x40\x02"
 _UNLIMITED_BYTES = 1 << 32
 _LOOK_AGAIN = 4
 """Packets behind one that begins no batch."""
-_MAX_TOPICS = 64
-_FEWEST = 8
+MAX_TOPICS = 64
+FEWEST = 8
 """Fewer publishes to a queue are not worth a batch."""
 
 
@@ -65,14 +65,14 @@ class QueueBatches:
         if data[end : end + 1] != data[start : start + 1] or self._was_refused(data, start):
             return 0
         topic_field = data[body:topic_end]
-        first = self._granted(topic_field)
+        first = self.granted_place(topic_field)
         if first is None:
             return 0
         places = {topic_field: first}
 
         def joins(topic_field: bytes) -> bool:
             """Whether packets of this topic go to the same queue."""
-            place = places.get(topic_field) or self._granted(topic_field)
+            place = places.get(topic_field) or self.granted_place(topic_field)
             if place is None or place.address.queue != first.address.queue:
                 return False
             places[topic_field] = place
@@ -80,7 +80,7 @@ class QueueBatches:
 
         five = self._connection.version == V5
         batch = self._reader.read(data, start, body, end, topic_field, joins, self._max_payload_bytes, five=five)
-        if len(batch.payloads) >= _FEWEST and self._enqueue(places, batch, now):
+        if len(batch.payloads) >= FEWEST and self._enqueue(places, batch, now):
             return batch.end
         # Where each packet has an option, not each is looked at for a batch.
         self._refuse(data, max(batch.end, start + _LOOK_AGAIN * (end - start)))
@@ -116,7 +116,7 @@ class QueueBatches:
             return None
         if self._inbound.is_too_deep(topic):
             return None
-        return remember(self._topics, topic_field, topic, len(topic_field), _MAX_TOPICS)
+        return remember(self._topics, topic_field, topic, len(topic_field), MAX_TOPICS)
 
     def _read(self, topic: str) -> QueueTopic | None:
         """What a topic means for this client; None where the general way must say why not, or speak for a tenant."""
@@ -133,7 +133,7 @@ class QueueBatches:
             return None
         return read
 
-    def _granted(self, topic_field: bytes) -> _Place | None:
+    def granted_place(self, topic_field: bytes) -> _Place | None:
         """Where a topic leads this client; None also where it may not publish, for a verb, and where other queues are
         bound to the topic: each of them gets it."""
         topic = self._topic(topic_field)

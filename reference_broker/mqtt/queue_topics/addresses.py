@@ -24,7 +24,7 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 
 QUEUE_PREFIXES: Final = (QUEUE_PREFIX, DEAD_LETTER_PREFIX)
-_ADDRESS_CACHE = 4_096
+ADDRESS_CACHE = 4_096
 
 
 class Verb(StrEnum):
@@ -79,7 +79,7 @@ class QueueTopics:
             known = parse_topic(topic, engine.exists)
             if known.verb is None and (bound := engine.bound_to(topic, known.address.queue)):
                 known = QueueTopic(address=msgspec.structs.replace(known.address, bound=bound))
-            remember(self._known, topic, known, len(topic), _ADDRESS_CACHE)
+            remember(self._known, topic, known, len(topic), ADDRESS_CACHE)
         return known
 
     def address(self, topic: str) -> QueueAddress:

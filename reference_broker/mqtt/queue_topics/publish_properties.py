@@ -54,7 +54,7 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-_PARSERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+PARSERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     PARTITION: ("partition", _whole(2**31 - 1)),
     PRIORITY: ("priority", priority_named),
     DELAY: ("delay_ms", parse_duration_ms),
@@ -68,7 +68,7 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 }
 """User property -> field and how its value is read."""
 
-OPTION_NAMES = frozenset(_PARSERS)
+OPTION_NAMES = frozenset(PARSERS)
 
 
 def parse_options(properties: Properties) -> PublishOptions | None:
@@ -78,8 +78,8 @@ def parse_options(properties: Properties) -> PublishOptions | None:
     value that cannot be read, an option named twice, and ``delay`` beside ``deliver-at``.
     """
     for pair in properties:
-        if pair[0] in _PARSERS:
-            return _parse(properties)
+        if pair[0] in PARSERS:
+            return options_of(properties)
     return None
 
 
@@ -91,10 +91,10 @@ def read_options(properties: Properties) -> PublishOptions | QueueError | None:
         return error
 
 
-def _parse(properties: Properties) -> PublishOptions:
+def options_of(properties: Properties) -> PublishOptions:
     fields: dict[str, object] = {}
     for name, value in properties:
-        known = _PARSERS.get(name)
+        known = PARSERS.get(name)
         if known is None:
             continue
         field, read = known

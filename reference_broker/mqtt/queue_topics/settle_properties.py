@@ -91,15 +91,15 @@ def _parse(verb: Verb, ids: tuple[str, ...], receipts: tuple[str, ...], single: 
         partition=partition,
         ranges=ranges,
         group=single.get(GROUP_ID),
-        delay_s=_seconds(single, DELAY, verb, Verb.NACK, MAX_NACK_DELAY_S),
-        extend_s=_seconds(single, EXTEND, verb, Verb.EXTEND, MAX_EXTENSION_S),
+        delay_s=parse_seconds(single, DELAY, verb, Verb.NACK, MAX_NACK_DELAY_S),
+        extend_s=parse_seconds(single, EXTEND, verb, Verb.EXTEND, MAX_EXTENSION_S),
         reason=single.get(REASON, ""),
         generation=whole_number(single[GENERATION], GENERATION) if GENERATION in single else None,
-        within=_transaction(single, verb),
+        within=parse_transaction(single, verb),
     )
 
 
-def _transaction(single: dict[str, str], verb: Verb) -> TransactionKey | None:
+def parse_transaction(single: dict[str, str], verb: Verb) -> TransactionKey | None:
     """The transaction that the settlement belongs to. Raises :class:`QueueError` (BAD_OPTION)."""
     if TRANSACTION_ID not in single:
         return None
@@ -146,7 +146,8 @@ def whole_number(text: str, name: str) -> int:
     return int(text)
 
 
-def _seconds(single: dict[str, str], name: str, verb: Verb, wanted: Verb, limit_s: float) -> float | None:
+def parse_seconds(single: dict[str, str], name: str, verb: Verb, wanted: Verb, limit_s: float) -> float | None:
+    """The user property ``name`` in seconds, of the verb ``wanted``; None without it. Raises :class:`QueueError`."""
     text = single.get(name)
     if text is None:
         return None

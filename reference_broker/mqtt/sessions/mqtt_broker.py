@@ -192,7 +192,7 @@ class MqttBroker(Broker):
         session.expiry_s = request.expiry_s
         session.window = session.receive_maximum = request.window
         session.will = request.will
-        self._write_down(session)
+        self.write_down(session)
         self.tree.invalidate_plans()
         if self.tracer is not None:
             self.tracer(TraceKind.CONNECTED, {"client_id": request.client_id})
@@ -223,7 +223,7 @@ class MqttBroker(Broker):
             return False
         return self.access is None or self.access.may_publish(session.username, session.client_id, topic)
 
-    def _write_down(self, session: Session) -> None:
+    def write_down(self, session: Session) -> None:
         """Keep what is on disk of a session in step with what it is, or nothing when it ends with its connection."""
         if self.journal is None:
             return
@@ -280,7 +280,7 @@ class MqttBroker(Broker):
         if session.will is not None and session.will.delay_s <= 0:
             self.send_will(session, now)
         self.await_return(session)
-        self._write_down(session)
+        self.write_down(session)
 
     def await_return(self, session: Session) -> None:
         """A session is without connection: its will and its end are due some time after it was lost."""
@@ -573,7 +573,7 @@ class MqttBroker(Broker):
             if message.expires_at and message.expires_at <= now:
                 continue
             group = groups[outgoing.share]
-            if group is None or not self._share(group, message):
+            if group is None or not self.share(group, message):
                 self.discard_shared(outgoing, "no other client shares the subscription")
 
     def discard_shared(self, outgoing: SharedOutgoing, why: str) -> None:

@@ -55,7 +55,7 @@ class QueueAdmin:
 
         def answer(result: object) -> None:
             if response_topic is not None and not response_topic.startswith("$"):
-                self._answer(message, response_topic, operations.encode_answer(result))
+                self.send_answer(message, response_topic, operations.encode_answer(result))
             on_done(result if isinstance(result, QueueError) else None)
 
         if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
@@ -67,7 +67,8 @@ class QueueAdmin:
         except QueueError as error:
             answer(error.bare())
 
-    def _answer(self, request: Message, topic: str, payload: bytes) -> None:
+    def send_answer(self, request: Message, topic: str, payload: bytes) -> None:
+        """Publish an answer at the QoS of its request, with its correlation data."""
         response = Message(
             topic=topic,
             payload=payload,

@@ -98,7 +98,7 @@ class RetainedStore:
         In the place of one that had expired it is new: who subscribed before has it as it comes.
         """
         if not message.payload:
-            self._remove(message.topic)
+            self.delete(message.topic)
             return True
         level = self._root
         names = message.topic.split("/")
@@ -112,7 +112,7 @@ class RetainedStore:
         size = message.memory_bytes or memory_bytes(message)
         if known == len(names) and (last := level.message) is not None:
             if 0 < last.expires_at <= self._clock():
-                self._remove(message.topic)
+                self.delete(message.topic)
                 return self.store(message)
             size -= last.memory_bytes or memory_bytes(last)
             if self.held_bytes + (size if size > 0 else 0) > self._max_bytes:
@@ -155,7 +155,8 @@ class RetainedStore:
             path.append(level := child)
         return path
 
-    def _remove(self, topic: str) -> None:
+    def delete(self, topic: str) -> None:
+        """Forget what is retained on a topic, if anything is, and levels that nothing else needs."""
         path = self._path(topic)
         if not path:
             return
@@ -206,6 +207,6 @@ class RetainedStore:
             if level.arrived > newest:
                 found = None
             if found is not None and found.expires_at and found.expires_at <= clock():
-                self._remove(found.topic)
+                self.delete(found.topic)
                 found = None
             yield found

@@ -518,7 +518,7 @@ class Session:
                 if share
                 else Outgoing(message, qos, retain, identifiers, delivery)
             )
-            self._send(connection, outgoing)
+            self.send(connection, outgoing)
             return
         queued = self.queued
         if len(queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
@@ -618,7 +618,8 @@ class Session:
             self._stop_paying_for_ids()
         self._budget.used -= session_bytes(self.client_id)
 
-    def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
+    def send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
+        """Send a new delivery at QoS 1 or 2 under a free packet identifier; it is in flight from then on."""
         # As allocate_packet_id() and hold() do, without the calls where they are not needed.
         packet_id = self._next_packet_id
         if packet_id in self.in_flight:
@@ -697,7 +698,7 @@ class Session:
                 continue
             if kept is not None:
                 kept.leaves_queue(outgoing)
-            self._send(connection, outgoing)
+            self.send(connection, outgoing)
 
     def resume(self, now: float) -> None:
         """Resend what was in flight, in the original order (3.1.1 and 5.0 4.4.0-1), then what was queued.
@@ -717,7 +718,7 @@ class Session:
                 room = 0
                 self.unsent[packet_id] = outgoing
             else:
-                room -= self._resend(connection, packet_id, outgoing)
+                room -= self.resend(connection, packet_id, outgoing)
         self.open_window()
         self.send_queued(now)
 
@@ -726,9 +727,10 @@ class Session:
         is_closed = self.unsent or self.connection is None or self.connection.is_full
         self.window = 0 if is_closed else self.receive_maximum
 
-    def _resend(
+    def resend(
         self, connection: SessionConnection, packet_id: int, outgoing: Outgoing | OutgoingRun | OutgoingDeliveries
     ) -> bool:
+        """Send a delivery in flight again, with DUP; False when the client no longer takes its size."""
         message = outgoing.message_for(packet_id)
         sent = connection.send_publish(packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers)
         if not sent:
@@ -743,7 +745,7 @@ class Session:
             and not connection.is_full
             and connection.has_turn()
         ):
-            self._resend(connection, *self.unsent.popitem(last=False))
+            self.resend(connection, *self.unsent.popitem(last=False))
         self.open_window()
 
     def can_send_run(self, count: int, size: int) -> int:

@@ -192,7 +192,7 @@ class KeptSession:
             self._write(fresh, entry, outgoing.message, outgoing)
         self._waiting.clear()
         for entry in self._gone:
-            self._delete(entry, changes)
+            self.delete_entry(entry, changes)
         self._gone.clear()
 
     def collect_in_flight(self, packet_id: int, fresh: list[_Fresh], changes: list[Change]) -> None:
@@ -209,7 +209,7 @@ class KeptSession:
                 self._progress(entry, changes)
                 return
             del self._sent[packet_id]
-            self._delete(entry, changes)
+            self.delete_entry(entry, changes)
         if value is None:
             return
         entry = value.entry
@@ -255,7 +255,8 @@ class KeptSession:
         value = encode(StoredProgress(packet_id=entry.packet_id, released=entry.released))
         changes.append((self._key(PROGRESS, entry.number), value))
 
-    def _delete(self, entry: Entry, changes: list[Change]) -> None:
+    def delete_entry(self, entry: Entry, changes: list[Change]) -> None:
+        """Collect the changes that forget an entry, and what no other entry needs of its message."""
         if self._entries.pop(entry.number, None) is None:
             return
         entry.source = None  # which may hold this one
@@ -310,7 +311,7 @@ class KeptSession:
     def delete_all(self, changes: list[Change]) -> None:
         """The session's state is not to be kept any longer."""
         for entry in list(self._entries.values()):
-            self._delete(entry, changes)
+            self.delete_entry(entry, changes)
         changes.extend(
             (SUBSCRIPTION + self._name_prefix + topic_filter.encode(), None) for topic_filter in sorted(self._filters)
         )
@@ -384,7 +385,7 @@ class SessionJournal:
         """
         self._next_shared = max(shared, default=0) + 1
         self._shared = {number: count for number, count in shared.items() if count}
-        self._deleted = [(_shared_key(number), None) for number, count in shared.items() if not count]
+        self._deleted = [(shared_key(number), None) for number, count in shared.items() if not count]
         self._has_version = has_version
         self._retained_topics.clear()
 
@@ -395,7 +396,7 @@ class SessionJournal:
             self._shared[number] = left
         else:
             del self._shared[number]
-            changes.append((_shared_key(number), None))
+            changes.append((shared_key(number), None))
 
     def take_changes(self, now: float) -> list[NewRecord]:
         """End of a turn: the records to write. Connections of the sessions that changed are told of it.
@@ -447,7 +448,7 @@ class SessionJournal:
                         number = numbers[identity] = self._next_shared
                         self._next_shared += 1
                         self._shared[number] = copies[identity]
-                        changes.append((_shared_key(number), encode(stored_message(message))))
+                        changes.append((shared_key(number), encode(stored_message(message))))
                     new.entry.shared = number
                     stored = _with(stored, shared=number)
                 else:
@@ -468,7 +469,8 @@ def _with(stored: StoredEntry, *, shared: int = 0, message: Message | None = Non
     )
 
 
-def _shared_key(number: int) -> bytes:
+def shared_key(number: int) -> bytes:
+    """Where the store keeps a message that several entries share."""
     return SHARED_MESSAGE + number.to_bytes(_NUMBER_BYTES, "big")
 
 

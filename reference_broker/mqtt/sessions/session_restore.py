@@ -43,7 +43,7 @@ def restore(broker: MqttBroker, journal: SessionJournal, stored: StoredState, no
     references = dict.fromkeys(shared, 0)
     restored: list[Session] = []
     for client_id, head in stored.sessions.items():
-        restoring = _Restoring(broker, journal, stored, shared, references, due, problems)
+        restoring = SessionRestore(broker, journal, stored, shared, references, due, problems)
         restored.append(restoring.session(client_id, head, now))
     unowned = (stored.entries.keys() | stored.subscriptions.keys() | stored.inbound.keys()) - stored.sessions.keys()
     problems.extend(f"records of {client_id[:80]!r} without their session" for client_id in sorted(unowned))
@@ -57,7 +57,7 @@ def restore(broker: MqttBroker, journal: SessionJournal, stored: StoredState, no
     return problems
 
 
-class _Restoring:
+class SessionRestore:
     """Restores one session after the other."""
 
     def __init__(
@@ -123,7 +123,7 @@ class _Restoring:
         for number in released:
             packet_id = progress[number].packet_id
             session.in_flight[packet_id] = RELEASED
-            entries[number] = self._entry(number, stored_entries[number], progress[number])
+            entries[number] = self.restore_entry(number, stored_entries[number], progress[number])
             entries[number].source = RELEASED
         for number in sorted(stored_entries.keys() - entries.keys()):
             stored = stored_entries[number]
@@ -131,7 +131,7 @@ class _Restoring:
             if message is None:
                 self._problems.append(f"message {number} of {client_id[:80]!r} is lost")
                 continue
-            entry = entries[number] = self._entry(number, stored, progress.get(number))
+            entry = entries[number] = self.restore_entry(number, stored, progress.get(number))
             if stored.share:
                 outgoing: Outgoing = SharedOutgoing(
                     stored.share, message, stored.qos, stored.retain, stored.identifiers
@@ -151,7 +151,8 @@ class _Restoring:
             return self._shared.get(stored.shared)
         return None if stored.message is None else restored_message(stored.message)
 
-    def _entry(self, number: int, stored: StoredEntry, step: StoredProgress | None) -> Entry:
+    def restore_entry(self, number: int, stored: StoredEntry, step: StoredProgress | None) -> Entry:
+        """An entry as it was written, with the progress that was written after it."""
         entry = Entry(number, None, stored.packet_id if step is None else step.packet_id)
         entry.has_progress = step is not None
         entry.released = step is not None and step.released

@@ -18,7 +18,7 @@ from assay.reference_broker.mqtt.wire.wire_types import (
 )
 
 _SOME_FILTERS = 256
-_FIXED_FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
+FIXED_FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 """Flags of the fixed header where they are not 0 (section 2.1.3); PUBLISH has real flags."""
 _FLAG_STATEMENTS_311 = {
     PacketType.PUBREL: "MQTT-3.6.1-1",
@@ -40,13 +40,13 @@ def decode_packet(header: int, data: bytes, start: int, end: int, version: int) 
         raise malformed("packet type 0 is reserved", version, "MQTT-4.8.0-1", "MQTT-4.13.1-1") from None
     if kind is PacketType.AUTH and version != V5:
         raise MalformedPacketError("packet type 15 is reserved in MQTT 3.1.1", "MQTT-4.8.0-1")
-    if kind is not PacketType.PUBLISH and header & 0x0F != _FIXED_FLAGS.get(kind, 0):
+    if kind is not PacketType.PUBLISH and header & 0x0F != FIXED_FLAGS.get(kind, 0):
         statements = _FLAG_STATEMENTS_5 if version == V5 else _FLAG_STATEMENTS_311
         default = "MQTT-2.1.3-1" if version == V5 else "MQTT-2.2.2-2"
-        message = f"the fixed header flags of {kind.name} must be {_FIXED_FLAGS.get(kind, 0):#x}"
+        message = f"the fixed header flags of {kind.name} must be {FIXED_FLAGS.get(kind, 0):#x}"
         raise MalformedPacketError(message, statements.get(kind, default))
     reader = Reader(data, start, end, version)
-    packet = _DECODERS[kind](header, reader, version)
+    packet = DECODERS[kind](header, reader, version)
     if reader.remaining:
         raise malformed(f"{kind.name} is longer than its fields", version, "MQTT-4.8.0-1", "MQTT-4.13.1-1")
     return packet
@@ -277,7 +277,8 @@ def _decode_unsuback(header: int, reader: Reader, version: int) -> p.Unsuback:
     return p.Unsuback(packet_id=packet_id, reasons=tuple(reader.rest()), properties=properties)
 
 
-def _decode_disconnect(header: int, reader: Reader, version: int) -> p.Disconnect:
+def decode_disconnect(header: int, reader: Reader, version: int) -> p.Disconnect:
+    """Without a body it is a normal disconnection (5.0 3.14.2.1)."""
     if version != V5 or not reader.remaining:
         return p.Disconnect()
     reason = reader.byte()
@@ -295,7 +296,7 @@ def _decode_auth(header: int, reader: Reader, version: int) -> p.Auth:
     return p.Auth(reason=reason, properties=properties)
 
 
-_DECODERS: dict[PacketType, Callable[[int, Reader, int], p.Packet]] = {
+DECODERS: dict[PacketType, Callable[[int, Reader, int], p.Packet]] = {
     PacketType.CONNECT: _decode_connect,
     PacketType.CONNACK: _decode_connack,
     PacketType.PUBLISH: _decode_publish,
@@ -309,7 +310,7 @@ _DECODERS: dict[PacketType, Callable[[int, Reader, int], p.Packet]] = {
     PacketType.UNSUBACK: _decode_unsuback,
     PacketType.PINGREQ: lambda _header, _reader, _version: p.Pingreq(),
     PacketType.PINGRESP: lambda _header, _reader, _version: p.Pingresp(),
-    PacketType.DISCONNECT: _decode_disconnect,
+    PacketType.DISCONNECT: decode_disconnect,
     PacketType.AUTH: _decode_auth,
 }
 
@@ -359,7 +360,7 @@ def encode_publish(packet: p.Publish, version: int) -> bytes:
 
 def encode_acknowledgement(packet: p.Acknowledgement, version: int) -> bytes:
     """The short forms are used wherever they are allowed (5.0 section 3.4.2.1)."""
-    header = packet.type << 4 | _FIXED_FLAGS.get(packet.type, 0)
+    header = packet.type << 4 | FIXED_FLAGS.get(packet.type, 0)
     packet_id = packet.packet_id.to_bytes(2, "big")
     if version != V5 or (packet.reason == 0 and packet.properties is NO_PROPERTIES):
         return frame(header, packet_id)

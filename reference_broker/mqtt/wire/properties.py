@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (
 _SUBSCRIPTION_IDENTIFIER = 0x0B
 _USER_PROPERTY = 0x26
 """May stand in every packet that has properties, any number of times."""
-_BY_IDENTIFIER = {rule.identifier: rule for rule in RULES}
+BY_IDENTIFIER = {rule.identifier: rule for rule in RULES}
 _MANY = 8
 """Subscription Identifiers that are encoded anew each time."""
 MAX_PROPERTIES = 4_096
@@ -136,12 +136,12 @@ def read_properties(reader: Reader, packet: int) -> Properties:
         if identifier == _USER_PROPERTY:
             pairs.append((section.string(), section.string()))
             continue
-        rule = _BY_IDENTIFIER.get(identifier)
+        rule = BY_IDENTIFIER.get(identifier)
         if rule is None or packet not in rule.packets:
             message = f"property 0x{identifier:02x} may not stand in this packet"
             raise MalformedPacketError(message, "MQTT-4.13.1-1")
         value = _read_value(section, rule.kind)
-        _check_value(rule, value)
+        check_value(rule, value)
         if identifier == _SUBSCRIPTION_IDENTIFIER and packet == PacketType.PUBLISH:
             assert isinstance(value, int)
             identifiers.append(value)
@@ -156,7 +156,8 @@ def read_properties(reader: Reader, packet: int) -> Properties:
     return Properties(user_property=tuple(pairs), subscription_identifier=tuple(identifiers), **fields)
 
 
-def _check_value(rule: Rule, value: object) -> None:
+def check_value(rule: Rule, value: object) -> None:
+    """Raises :class:`ProtocolError` for a value of the right type that the property may not have (MQTT-4.13.1-1)."""
     if rule.kind is Kind.FLAG and value not in (0, 1):
         message = f"property {rule.name} must be 0 or 1"
         raise ProtocolError(message, "MQTT-4.13.1-1")

@@ -30,14 +30,15 @@ class PublishEncoder:
             topic = remember(_TOPICS, name, encode_string(name), len(name), _MAX_CACHED_TOPICS)
         middle = packet_id.to_bytes(2, "big") if header & 0x06 else b""
         if self._five:
-            middle += _message_properties(message, identifiers, now)
+            middle += message_properties(message, identifiers, now)
         payload = message.payload
         length = len(topic) + len(middle) + len(payload)
         encoded_length = _SHORT_LENGTHS[length] if length < 16_384 else encode_variable_integer(length)
         return b"".join((_HEADERS[header], encoded_length, topic, middle, payload))
 
 
-def _message_properties(message: Message, identifiers: tuple[int, ...], now: float) -> bytes:
+def message_properties(message: Message, identifiers: tuple[int, ...], now: float) -> bytes:
+    """The section of properties of a delivery, with its length; the expiry is what is left of it (MQTT-3.3.2-6)."""
     rare = (
         identifiers
         or message.expires_at

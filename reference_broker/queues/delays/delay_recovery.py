@@ -10,7 +10,7 @@ from assay.reference_broker.queues.jobs.store import PartitionLog
 from assay.reference_broker.queues.messages.stored_message import delay_number
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 
-_READ_RECORDS = 512
+READ_RECORDS = 512
 _NOWHERE = 2**63
 
 
@@ -30,7 +30,7 @@ def waiting_runs(log: PartitionLog, known: Known) -> Iterator[tuple[Sequence[int
 
 
 def _read(log: PartitionLog, at: int, end: int, known: Known) -> Iterator[tuple[list[int], list[int | None]]]:
-    while at < end and (records := log.read(at, _READ_RECORDS)):
+    while at < end and (records := log.read(at, READ_RECORDS)):
         found = [record for record in records if record.offset < end and record.offset not in known.done]
         yield [record.offset for record in found], [due_of(record) for record in found]
         at = records[-1].offset + 1
@@ -46,7 +46,7 @@ def fired_among(partitions: Sequence[QueuePartition], firing: dict[int, list[End
     found: dict[int, QueuePartition] = {}
     for partition in partitions:
         at = firsts.get(partition.index, _NOWHERE)
-        while at < partition.log.next_offset and (records := partition.log.read(at, _READ_RECORDS)):
+        while at < partition.log.next_offset and (records := partition.log.read(at, READ_RECORDS)):
             for record in records:
                 number = delay_number(record)
                 # An older record may name a message that was lost, and whose number was given out again.

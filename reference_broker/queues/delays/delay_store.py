@@ -48,16 +48,16 @@ RETRY_S = 1.0
 ASKED_BETWEEN = 64
 """Most that are tried again before that, when another message is due and the queue has room."""
 MAX_LISTED = 1_000
-_READ_GAP = 3
+READ_GAP = 3
 """Records this near each other are read in one go, up to so many; others one by one."""
-_READ_RECORDS = 256
-_TRIM_AFTER = 1_024
+READ_RECORDS = 256
+TRIM_AFTER = 1_024
 _TRIM_INTERVAL_S = 1.0
-_TOLD_OFFSETS = 4_096
+TOLD_OFFSETS = 4_096
 """Once so many more were scheduled, the done log is told what of them waits, so that a start need not read them."""
-_TOLD_WAITING = 4_096
+TOLD_WAITING = 4_096
 """Most that are told in one record."""
-_TOLD_PER_TURN = 4
+TOLD_PER_TURN = 4
 """Records; more wait for the next turn."""
 
 
@@ -139,10 +139,11 @@ class DelayStore:
         agenda.owners[self._log] = self
         if self._done is not None:
             agenda.owners[self._done] = self
-            self._recover(self._done, now_ms)
+            self.recover(self._done, now_ms)
         self._wake()
 
-    def _recover(self, done: DoneLog, now_ms: int) -> None:
+    def recover(self, done: DoneLog, now_ms: int) -> None:
+        """Find those that wait, and finish those that fired before the start."""
         log = self._log.log
         known = done.recover(log.start_offset, log.next_offset, now_ms)
         fired = fired_among(self._target.partitions, known.firing)
@@ -232,17 +233,17 @@ class DelayStore:
         done = self._done
         if done is None or done.failure is not None:
             return False
-        return done.is_restating or self._armed_to - self._told_to >= _TOLD_OFFSETS
+        return done.is_restating or self._armed_to - self._told_to >= TOLD_OFFSETS
 
     def _tell(self, done: DoneLog, now: float) -> None:
         """Let the done log know what waits: some of it, the rest another turn."""
         end = self._armed_to
-        for _ in range(_TOLD_PER_TURN):
+        for _ in range(TOLD_PER_TURN):
             if not self._has_to_tell:
                 return
             first = self._told_to
-            waiting = self._waiting.due_times(first, end, _TOLD_WAITING)
-            stop = end if len(waiting) < _TOLD_WAITING else waiting[-1][0] + 1
+            waiting = self._waiting.due_times(first, end, TOLD_WAITING)
+            stop = end if len(waiting) < TOLD_WAITING else waiting[-1][0] + 1
             if first < stop and not done.tell(first, stop, waiting, now):
                 self._retry_at = max(self._retry_at, now + RETRY_S)
                 return
@@ -272,37 +273,39 @@ class DelayStore:
         if now >= self._retry_at:
             if self._done is not None and self._done.has_unwritten:
                 self._agenda.partitions_to_write[self._done] = None
-            due = self._due(now)
+            due = self.due(now)
             if due:
-                self._fire(due, now)
+                self.fire(due, now)
             if self._done is not None and self._has_to_tell:
                 self._tell(self._done, now)
             if now >= self._trim_at:
                 self._trim(now)
         self._wake()
 
-    def _due(self, now: float) -> list[int]:
+    def due(self, now: float) -> list[int]:
         """What the queue is to be asked for: first what it refused. Where it was full that is as much as it has room
         for now, once more is due, and all of it later.
         """
         if now >= self._refused_until:
             self._is_full = False
             due = list(islice(self._refused, FIRED_PER_TURN))
-            return due + self._wheel_due(now, FIRED_PER_TURN - len(due))
-        due = self._wheel_due(now, FIRED_PER_TURN)
+            return due + self.wheel_due(now, FIRED_PER_TURN - len(due))
+        due = self.wheel_due(now, FIRED_PER_TURN)
         if not self._is_full:
             return due
         self._refused.update(dict.fromkeys(due, _floor_ms(now)))
         return list(islice(self._refused, max(0, min(self._target.room, ASKED_BETWEEN)))) if due else []
 
-    def _wheel_due(self, now: float, limit: int) -> list[int]:
+    def wheel_due(self, now: float, limit: int) -> list[int]:
+        """Offsets that are due, at most ``limit``, in the order of their times."""
         return self._wheel.advance(_floor_ms(now), limit) if limit > 0 else []
 
-    def _fire(self, due: list[int], now: float) -> None:
+    def fire(self, due: list[int], now: float) -> None:
+        """Publish those that are due; what is refused is kept."""
         try:
             records = self._read(due)
         except LogError:
-            self._refuse(due, now)
+            self.refuse(due, now)
             self._retry_at = now + RETRY_S
             return
         firing: list[int] = []
@@ -318,7 +321,7 @@ class DelayStore:
             if found is None:
                 self.counts.unreadable += 1
                 self._refused.pop(offset, None)
-                self._finish(offset)
+                self.finish(offset)
                 continue
             stored, options = found
             try:
@@ -334,10 +337,10 @@ class DelayStore:
                 if error.code is QueueErrorCode.STORAGE_FAILED:
                     # Only its partition: others have their turn first.
                     self._refused.pop(offset, None)
-                    self._refuse([offset], now)
+                    self.refuse([offset], now)
                     continue
                 self._is_full = True
-                self._refuse(due[at:], now)
+                self.refuse(due[at:], now)
                 break
             self._in_hand[offset] = partition
             self._refused.pop(offset, None)
@@ -361,7 +364,7 @@ class DelayStore:
         while at < len(wanted):
             first = wanted[at]
             end = at + 1
-            while end < len(wanted) and wanted[end] - wanted[end - 1] <= _READ_GAP and end - at < _READ_RECORDS:
+            while end < len(wanted) and wanted[end] - wanted[end - 1] <= READ_GAP and end - at < READ_RECORDS:
                 end += 1
             if end == at + 1:
                 record = self._log.log.get(first)
@@ -385,7 +388,7 @@ class DelayStore:
         except ValueError:
             return None
 
-    def _refuse(self, offsets: list[int], now: float) -> None:
+    def refuse(self, offsets: list[int], now: float) -> None:
         """The queue does not take them now: later again."""
         self.counts.refused += len(offsets)
         now_ms = _floor_ms(now)
@@ -401,7 +404,7 @@ class DelayStore:
             self._in_hand.pop(offset, None)
             if self._done is not None:
                 self._done.forget_firing(offset)
-            self._refuse([offset], self._agenda.now)
+            self.refuse([offset], self._agenda.now)
             self._wake()
             return
         self.counts.fired += 1
@@ -409,19 +412,19 @@ class DelayStore:
             # The confirm says less than was promised when it was scheduled: it may have been on disk for days.
             self._finish_when_synced(offset, partition)
         else:
-            self._finish(offset)
+            self.finish(offset)
 
     def _finish_when_synced(self, offset: int, partition: QueuePartition) -> None:
         if partition.when_synced(partial(self._synced, offset)):
             self._agenda.unsynced[partition] = None
         else:
-            self._finish(offset)
+            self.finish(offset)
 
     def _synced(self, offset: int, error: QueueError | None) -> None:
         if error is None:
-            self._finish(offset)
+            self.finish(offset)
 
-    def _finish(self, offset: int, confirm: Confirm | None = None) -> None:
+    def finish(self, offset: int, confirm: Confirm | None = None) -> None:
         """It is done for good."""
         self._in_hand.pop(offset, None)
         self._since_trim += 1
@@ -429,7 +432,7 @@ class DelayStore:
             self._done.add(offset, confirm)
         elif confirm is not None:
             confirm(None)
-        if self._since_trim >= _TRIM_AFTER:
+        if self._since_trim >= TRIM_AFTER:
             self._trim(self._agenda.now)
         else:
             self._agenda.wake(self, max(self._trim_at, self._agenda.now))
@@ -471,7 +474,7 @@ class DelayStore:
         if not self._waiting.cancel(offset):
             return False
         self.counts.cancelled += 1
-        self._finish(offset, confirm)
+        self.finish(offset, confirm)
         return True
 
     def list(self, limit: int, after: str | None) -> list[DelayedMessage]:
@@ -482,9 +485,10 @@ class DelayStore:
             records = self._read(offsets)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        return [self._describe(records[offset]) for offset in offsets if offset in records]
+        return [self.describe(records[offset]) for offset in offsets if offset in records]
 
-    def _describe(self, record: LogRecord) -> DelayedMessage:
+    def describe(self, record: LogRecord) -> DelayedMessage:
+        """A waiting message, as requests list it."""
         found = self._decode(record)
         message = Message(topic="", payload=b"") if found is None else found[0].message
         return DelayedMessage(

@@ -28,7 +28,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 
-_READ_RECORDS = 256
+READ_RECORDS = 256
 RESTATE_ABOVE_BYTES = 1024 * 1024
 _RESTATE_FACTOR = 4
 """And so many times what it took the last time."""
@@ -68,7 +68,7 @@ class DoneLog(SyncPoint):
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         at = self._log.start_offset
-        while records := self._log.read(at, _READ_RECORDS):
+        while records := self._log.read(at, READ_RECORDS):
             for record in records:
                 yield record.key or b"", record.value or b""
             at = records[-1].offset + 1

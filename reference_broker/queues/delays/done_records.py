@@ -26,8 +26,8 @@ _REWIND = struct.Struct("<Q")
 _INTERVAL = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _END = struct.Struct("<IQ")
-_DONE_KEY, _WAITING_KEY, _FIRING_KEY, _REWIND_KEY = b"done", b"waiting", b"firing", b"rewind"
-_RANGES_PER_RECORD = 16_384
+DONE_KEY, _WAITING_KEY, _FIRING_KEY, _REWIND_KEY = b"done", b"waiting", b"firing", b"rewind"
+RANGES_PER_RECORD = 16_384
 _MAX_RANGE = 2**32 - 1
 
 
@@ -64,7 +64,7 @@ class DoneReader:
 
     def take(self, key: bytes, value: bytes) -> bool:
         """False: it is in none of the forms, and says nothing."""
-        if key == _DONE_KEY and not len(value) % RANGE.size:
+        if key == DONE_KEY and not len(value) % RANGE.size:
             self._done += [(first, first + count) for first, count in RANGE.iter_unpack(value)]
             if self._done:
                 self._know(self._done[-1][1])
@@ -140,8 +140,8 @@ def done_records(offsets: Iterable[int], now_ms: int) -> list[NewRecord]:
     """Of ascending offsets, at least one."""
     packed = [RANGE.pack(first, count) for first, count in ranges_of(offsets)]
     return [
-        NewRecord(now_ms, _DONE_KEY, b"".join(packed[at : at + _RANGES_PER_RECORD]), ())
-        for at in range(0, len(packed), _RANGES_PER_RECORD)
+        NewRecord(now_ms, DONE_KEY, b"".join(packed[at : at + RANGES_PER_RECORD]), ())
+        for at in range(0, len(packed), RANGES_PER_RECORD)
     ]
 
 

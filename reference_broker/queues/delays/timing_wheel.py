@@ -18,7 +18,7 @@ MAX_DELAY_MS = 671_088_640
 _LEVELS = ((0, 256), (8, 64), (14, 64), (20, 64))
 """Per level: its slots are 2**shift ticks wide, and so many."""
 _DEAD = -(2**63)
-_COMPACT_ABOVE = 4_096
+COMPACT_ABOVE = 4_096
 _SPARSE = 8
 """The array is given up for a dict where fewer than one number in so many is alive."""
 
@@ -125,7 +125,7 @@ class TimingWheel:
         at = number - self._base
         if at == len(dues):
             dues.append(due_ms)
-        elif at - len(dues) > _COMPACT_ABOVE:
+        elif at - len(dues) > COMPACT_ABOVE:
             self._age(len(dues))
             self._base = self._lowest = number
             dues.append(due_ms)
@@ -146,7 +146,7 @@ class TimingWheel:
         if now_tick > self._tick and ((following := self._next_tick()) is None or following > now_tick):
             # Nothing happens until now, so the distance can be counted from here.
             self._tick = now_tick
-        self._place(number, -(-due_ms // TICK_MS))
+        self.place(number, -(-due_ms // TICK_MS))
 
     def load(self, numbers: Sequence[int], dues_ms: Sequence[int], now_ms: int) -> None:
         """Many new timers, ascending and above all that there are: as :meth:`add` for each, only faster."""
@@ -166,7 +166,7 @@ class TimingWheel:
             for number, due_ms in zip(numbers, dues_ms, strict=True):
                 dues[number - base] = due_ms
         self._count += count - 1
-        tick, place = self._tick, self._place
+        tick, place = self._tick, self.place
         held: array[int] | None
         near, far = self._slots[2], self._slots[3]
         for number, due_ms in zip(numbers[1:], dues_ms[1:], strict=True):
@@ -184,7 +184,8 @@ class TimingWheel:
             else:
                 held.append(number)
 
-    def _place(self, number: int, due_tick: int) -> None:
+    def place(self, number: int, due_tick: int) -> None:
+        """Put a timer into the slot that is looked at when it is due."""
         distance = due_tick - self._tick
         if distance <= 0:
             self._ready.append(number)
@@ -206,7 +207,7 @@ class TimingWheel:
             return False
         self._remove(number)
         self._stale += 1
-        if self._stale > self._count + _COMPACT_ABOVE:
+        if self._stale > self._count + COMPACT_ABOVE:
             self._sweep()
         return True
 
@@ -219,7 +220,7 @@ class TimingWheel:
         self._count -= 1
         if not self._count:
             self._clear()
-        elif len(self._dues) > _COMPACT_ABOVE and number == self._lowest:
+        elif len(self._dues) > COMPACT_ABOVE and number == self._lowest:
             self._skip_dead()
             self._compact()
 
@@ -260,7 +261,7 @@ class TimingWheel:
 
     def thin_out(self) -> None:
         """Call it now and then: where few timers keep a long array, its older half becomes entries of a dict."""
-        if len(self._dues) <= _COMPACT_ABOVE or self._count - len(self._old) > len(self._dues) // _SPARSE:
+        if len(self._dues) <= COMPACT_ABOVE or self._count - len(self._old) > len(self._dues) // _SPARSE:
             return
         self._age(len(self._dues) // 2)
 
@@ -325,7 +326,7 @@ class TimingWheel:
                 elif (due_tick := -(-due_ms // TICK_MS)) <= tick:
                     due.append((due_ms, number))
                 elif level:
-                    self._place(number, due_tick)
+                    self.place(number, due_tick)
         due.sort()
         self._ready.extend([number for _, number in due])
 

@@ -36,7 +36,7 @@ def claim(
     LIMIT when the consumer has no room, STORAGE_FAILED.
     """
     if place is None:
-        wanted = list(islice(_idle(group, now - min_idle_s), limit))
+        wanted = list(islice(idle_entries(group, now - min_idle_s), limit))
         if not wanted:
             text = f"no consumer of group {group.group_id!r} has held a delivery for {min_idle_s:g} s"
             raise QueueError(QueueErrorCode.NOT_PENDING, text)
@@ -56,7 +56,8 @@ def claim(
     return taken
 
 
-def _idle(group: ConsumerGroup, since: float) -> Iterator[PendingEntry]:
+def idle_entries(group: ConsumerGroup, since: float) -> Iterator[PendingEntry]:
+    """Deliveries that nobody settled since ``since``, which may be claimed."""
     for place in group.every_place:
         for entry in place.pending.values():
             if entry.state is EntryState.DELIVERED and entry.claimed_at <= since:

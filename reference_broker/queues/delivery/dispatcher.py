@@ -28,9 +28,9 @@ from assay.reference_broker.trace.schema import TraceKind
 
 QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""
-_SKIPS_PER_TURN = 2_048
+SKIPS_PER_TURN = 2_048
 """Expired or unmatched messages passed over before other groups have their turn."""
-_MATCH_CACHE = 16_384
+MATCH_CACHE = 16_384
 _MATCHED: dict[tuple[str, str], bool] = {}
 """Whether a filter of a group matches a routing key, for all groups."""
 
@@ -82,7 +82,7 @@ class Dispatcher:
             self._is_spent()
             agenda.work += (self._skips >> 1) + (len(group.consumers) + len(group.places) >> 6)
             self._has_more = False
-            if self._skips >= _SKIPS_PER_TURN or has_more:
+            if self._skips >= SKIPS_PER_TURN or has_more:
                 agenda.groups_to_serve[group] = None
 
     def _serve_in_order(self, now: float) -> None:
@@ -256,11 +256,11 @@ class Dispatcher:
             entry = place.first_waiting()
             if entry is None or entry.deadline > now:
                 break
-            if self._redeliver(entry, consumer, now):
+            if self.redeliver(entry, consumer, now):
                 limit -= 1
             else:
                 self._skips += 1
-                if self._skips >= _SKIPS_PER_TURN:
+                if self._skips >= SKIPS_PER_TURN:
                     return False
             if consumer.blocked or not consumer.active:
                 return False
@@ -281,11 +281,7 @@ class Dispatcher:
             offset = place.cursor
             if lanes is not None:
                 offset = self._to_lane(place, lanes)
-            if (
-                offset >= partition.visible_end
-                or self._skips >= _SKIPS_PER_TURN
-                or (place.waiting and place.holds_back)
-            ):
+            if offset >= partition.visible_end or self._skips >= SKIPS_PER_TURN or (place.waiting and place.holds_back):
                 return False
             stored = cached.get(offset)
             if stored is None:
@@ -298,11 +294,11 @@ class Dispatcher:
                 self._skips += 1
                 self._group.owner.expire_next(self._group, place, now)
                 continue
-            if self._group.pattern and not self._matches(stored.routing_key):
+            if self._group.pattern and not self.matches_key(stored.routing_key):
                 self._skip(place)
                 self._group.counts.unmatched += 1
                 continue
-            if not self._deliver_first(place, stored, consumer, now):
+            if not self.deliver_first(place, stored, consumer, now):
                 return False
             limit -= 1
         return True
@@ -359,7 +355,7 @@ class Dispatcher:
             self._group.agenda.groups_to_write[self._group] = None
         return offset
 
-    def _deliver_first(self, place: GroupPartition, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+    def deliver_first(self, place: GroupPartition, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
         """Deliver the message at the cursor; False when the consumer has no room or left."""
         group = self._group
         offset = place.cursor
@@ -373,7 +369,7 @@ class Dispatcher:
         group.unsettled += 1
         size = 0 if place.partition.sizes is None else place.partition.sizes.of(offset)
         group.out_bytes += size
-        if not self._hand_over(entry, stored, consumer, now):
+        if not self.hand_over(entry, stored, consumer, now):
             del place.pending[offset]
             place.cursor = offset
             group.cursor_total -= 1
@@ -382,12 +378,13 @@ class Dispatcher:
             return False
         group.log.add(place.number, offset, consumer.consumer_id, int(now * 1000), 1)
         if entry.state is not DELIVERED:
-            self._log_what_the_call_did(entry)
+            self.log_settled_in_call(entry)
         group.counts.delivered += 1
         group.agenda.groups_to_write[group] = None
         return consumer.active
 
-    def _hand_over(self, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+    def hand_over(self, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+        """Deliver one entry, which is with the consumer from here on; False when it was not taken."""
         group = self._group
         place = entry.place
         offset = entry.offset
@@ -433,7 +430,7 @@ class Dispatcher:
             group.trace(TraceKind.DELIVERED, entry)
         return True
 
-    def _redeliver(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+    def redeliver(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
         """Deliver a waiting entry again, or give it up when it has expired, is damaged or was delivered too often."""
         group = self._group
         place = entry.place
@@ -446,7 +443,7 @@ class Dispatcher:
         if now >= stored.expires_at:
             group.owner.expire_entry(group, entry, now)
             return False
-        if group.pattern and entry.delivery_count <= entry.released and not self._matches(stored.routing_key):
+        if group.pattern and entry.delivery_count <= entry.released and not self.matches_key(stored.routing_key):
             # It came to wait, or was on its way to the dead letters, before it was the group's turn to look at it.
             group.counts.unmatched += 1
             group.remove(entry, None)
@@ -463,7 +460,7 @@ class Dispatcher:
         group.stops_waiting(entry)
         released, entry.released = entry.released, False
         entry.delivery_count += not released
-        if not self._hand_over(entry, stored, consumer, now):
+        if not self.hand_over(entry, stored, consumer, now):
             entry.delivery_count -= not released
             entry.released = released
             entry.deadline = due
@@ -471,7 +468,7 @@ class Dispatcher:
             return False
         group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         if entry.state is not DELIVERED:
-            self._log_what_the_call_did(entry)
+            self.log_settled_in_call(entry)
         if is_first:
             group.counts.delivered += 1
         else:
@@ -496,7 +493,7 @@ class Dispatcher:
             return False
         entry.enqueued_at = stored.enqueued_at
         entry.delivery_count += 1
-        if not self._hand_over(entry, stored, consumer, now):
+        if not self.hand_over(entry, stored, consumer, now):
             entry.delivery_count -= 1
             entry.consumer, entry.deadline, entry.claimed_at, entry.nonce = holder, deadline, claimed_at, nonce
             return False
@@ -504,13 +501,13 @@ class Dispatcher:
             group.let_go(holder, entry.place)
         group.log.claim(entry.place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         if entry.state is not DELIVERED:
-            self._log_what_the_call_did(entry)
+            self.log_settled_in_call(entry)
         group.counts.redelivered += 1
         group.counts.claimed += 1
         group.agenda.groups_to_write[group] = None
         return True
 
-    def _log_what_the_call_did(self, entry: PendingEntry) -> None:
+    def log_settled_in_call(self, entry: PendingEntry) -> None:
         """A settlement within the delivery call: in the log it must follow the delivery."""
         if entry.state is SETTLED:
             self._group.log.ack(entry.place.number, entry.offset)
@@ -543,10 +540,11 @@ class Dispatcher:
             }
             group.tracer(TraceKind.DISCARDED, fields)
 
-    def _matches(self, routing_key: str) -> bool:
+    def matches_key(self, routing_key: str) -> bool:
+        """Whether the group's pattern asks for a routing key."""
         key = (self._group.pattern, routing_key)
         known = _MATCHED.get(key)
         if known is None:
             known = matches(*key)
-            remember(_MATCHED, key, known, len(key[0]) + len(routing_key), _MATCH_CACHE)
+            remember(_MATCHED, key, known, len(key[0]) + len(routing_key), MATCH_CACHE)
         return known

@@ -46,7 +46,7 @@ def find_entry(
     found: tuple[ConsumerGroup, PendingEntry] | None = None
     for group in groups:
         entry = group.pending_entry(partition, offset)
-        if entry is None or (consumer_id is not None and not _holds(entry, consumer_id)):
+        if entry is None or (consumer_id is not None and not holds(entry, consumer_id)):
             continue
         if found is not None:
             text = (
@@ -84,7 +84,7 @@ def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consum
         if entry is None or entry in found:
             break
         if entry.consumer is not holder or holder is None:
-            if not _holds(entry, consumer_id):
+            if not holds(entry, consumer_id):
                 break
             holder = entry.consumer
         found[entry] = None
@@ -103,14 +103,15 @@ def held_range(group: ConsumerGroup, partition: int, first: int, end: int, consu
         if entry is None or entry.state is not DELIVERED:
             break
         if entry.consumer is not holder or holder is None:
-            if not _holds(entry, consumer_id):
+            if not holds(entry, consumer_id):
                 break
             holder = entry.consumer
         found.append(entry)
     return found
 
 
-def _holds(entry: PendingEntry, consumer_id: str) -> bool:
+def holds(entry: PendingEntry, consumer_id: str) -> bool:
+    """Whether this consumer has the entry now, and so may settle it."""
     holder = entry.consumer
     # One that left holds nothing any more, even if it has not all been taken back yet.
     return holder is not None and holder.consumer_id == consumer_id and holder.active
@@ -191,7 +192,7 @@ def settle_request(
     if consumer_id is not None and len(groups) > 1:
         groups = [group for group in groups if _may_hold(group, consumer_id)]
     alone = groups[0] if len(groups) == 1 and consumer_id is not None else None
-    for partition, first, end in _places(queue, request):
+    for partition, first, end in named_ranges(queue, request):
         held = 0
         if end - first > 8 and first_group is not None:
             first_group.agenda.cost += (end - first) >> 3
@@ -220,7 +221,7 @@ def settle_request(
         raise _not_pending(queue, 0, missing)
     joint = JointConfirm(on_done or ignore)
     if request.within is None:
-        _apply(found, request, now, joint)
+        apply(found, request, now, joint)
     else:
         hold(request.within, found)
     if missing:
@@ -240,7 +241,7 @@ def _pending_of(group: ConsumerGroup | None, partition: int) -> dict[int, Pendin
     return group.places[partition].pending
 
 
-def _places(queue: str, request: SettleRequest) -> Iterator[tuple[int, int, int]]:
+def named_ranges(queue: str, request: SettleRequest) -> Iterator[tuple[int, int, int]]:
     """Partition, first offset, and the end of each range that is named by message id or offsets."""
     if request.message_ids:
         offset = request.ranges[0][0] if request.ranges else None
@@ -262,7 +263,8 @@ def _not_pending(queue: str, settled: int, missing: _Missing) -> QueueError:
     return QueueError(QueueErrorCode.NOT_PENDING, text, tuple(details))
 
 
-def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfirm) -> None:
+def apply(found: _Found, request: SettleRequest, now: float, joint: JointConfirm) -> None:
+    """Do to each entry what the request says, once all were found."""
     outcome = request.outcome
     if outcome is _ACCEPT and len(found) > 1:
         by_group: dict[ConsumerGroup, list[PendingEntry]] = {}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_STALE_TIMEOUTS = 1_024
+STALE_TIMEOUTS = 1_024
 
 
 class GroupOwner(Trimmer, Protocol):
@@ -481,7 +481,7 @@ class ConsumerGroup(GroupState):
         self._extension_count += 1
         heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
         self.agenda.wake(self, deadline)
-        if len(self._extensions) > 2 * self.unsettled + _STALE_TIMEOUTS:
+        if len(self._extensions) > 2 * self.unsettled + STALE_TIMEOUTS:
             live = {item[2]: item for item in self._extensions if _is_live(item[0], item[2])}
             self._extensions = sorted(live.values())
 
@@ -553,7 +553,7 @@ class ConsumerGroup(GroupState):
             if entry.state is DELIVERED and entry.deadline == deadline:
                 break
             timeouts.popleft()
-        if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
+        if len(timeouts) > 2 * self.unsettled + STALE_TIMEOUTS:
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
 
 

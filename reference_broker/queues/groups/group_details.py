@@ -54,7 +54,7 @@ class GroupDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 def details_of(group: ConsumerGroup, now: float) -> GroupDetails:
     """What is so now; nothing in it changes when the group does."""
-    partitions = tuple(_partition(group, place, now) for place in group.places)
+    partitions = tuple(partition_details(group, place, now) for place in group.places)
     members = tuple(
         MemberDetails(
             consumer=consumer_id,
@@ -73,7 +73,8 @@ def details_of(group: ConsumerGroup, now: float) -> GroupDetails:
     )
 
 
-def _partition(group: ConsumerGroup, place: GroupPartition, now: float) -> PartitionDetails:
+def partition_details(group: ConsumerGroup, place: GroupPartition, now: float) -> PartitionDetails:
+    """One partition of a group: owner, cursor, lag and what is in flight."""
     lanes = place.lanes or (place,)
     entries = [entry for lane in lanes for entry in lane.pending.values()]
     claimed = [entry.claimed_at for entry in entries if entry.state is EntryState.DELIVERED]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WRITE_RETRY_S = 1.0
 """After a failed write the group rests this long before it tries again."""
-_SETTLED_PER_TRIM = 1_024
+SETTLED_PER_TRIM = 1_024
 _TRIM_INTERVAL_S = 1.0
 
 
@@ -241,7 +241,7 @@ class GroupState(SyncPoint, ABC):
             self._begin_snapshot(now)
         if self.log.continue_snapshot():
             self.agenda.groups_to_write[self] = None
-        if self._settled_since_trim >= _SETTLED_PER_TRIM or (self._settled_since_trim and now >= self._trim_at):
+        if self._settled_since_trim >= SETTLED_PER_TRIM or (self._settled_since_trim and now >= self._trim_at):
             self._settled_since_trim = 0
             self._trim_at = now + _TRIM_INTERVAL_S
             self.owner.trim()

@@ -81,14 +81,15 @@ class Membership:
             return
         consumer.received.append((partition, offset))
         if 2 * len(consumer.received) >= consumer.limit:
-            self._commit(consumer)
+            self.commit(consumer)
         elif consumer not in self._received:
             self._received[consumer] = None
             if self._commit_at == NEVER:
                 self._commit_at = now + self._group.config.group.auto_commit_interval_s
                 self._group.agenda.wake(self._group, self._commit_at)
 
-    def _commit(self, consumer: Consumer) -> None:
+    def commit(self, consumer: Consumer) -> None:
+        """Settle what a consumer with automatic commit received until now."""
         group = self._group
         received, consumer.received = consumer.received or [], []
         for partition, offset in received:
@@ -107,7 +108,7 @@ class Membership:
             self._commit_at = NEVER
             committing, self._received = self._received, {}
             for consumer in committing:
-                self._commit(consumer)
+                self.commit(consumer)
         while self._expires:
             consumer, expires_at = next(iter(self._expires.items()))
             if expires_at > now:

@@ -107,7 +107,7 @@ class Rebalance:
             return
         count = len(group.places)
         self._owners += [None] * (count - len(self._owners))
-        targets = self._wanted(count)
+        targets = self.wanted_owners(count)
         cooperative = self._config.protocol is RebalanceProtocol.COOPERATIVE
         for index, place in enumerate(group.places):
             owner, target = self._owners[index], targets[index]
@@ -121,7 +121,8 @@ class Rebalance:
         if self.moves:
             group.agenda.wake(group, self.deadline)
 
-    def _wanted(self, count: int) -> list[Consumer | None]:
+    def wanted_owners(self, count: int) -> list[Consumer | None]:
+        """Who shall have each of ``count`` partitions, as the assignor says."""
         consumers = self._group.consumers
         previous: dict[str, list[int]] = {}
         for index, owner in enumerate(self._owners):

@@ -12,7 +12,7 @@ NEVER: Final = float("inf")
 """When what has no deadline is due, in Unix seconds."""
 MAX_WORK = 4_096
 """Messages that are delivered, taken back, moved or let go between two chances for others to be served."""
-_MAX_WAKES = 1_024
+MAX_WAKES = 1_024
 
 
 class LogOwner(Protocol):
@@ -127,7 +127,7 @@ class Agenda:
     def due(self, now: float) -> list[Wakeable]:
         """Those whose time has come, each once; of very many some, and others the next time."""
         due: dict[Wakeable, None] = {}
-        while self._wakes and self._wakes[0][0] <= now and len(due) < _MAX_WAKES:
+        while self._wakes and self._wakes[0][0] <= now and len(due) < MAX_WAKES:
             at, _, group = heapq.heappop(self._wakes)
             if group.wake_at == at:
                 group.wake_at = float("inf")

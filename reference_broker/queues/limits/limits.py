@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 QUEUE_FULL = "QUEUE_FULL"
 _TRIM_INTERVAL_S = 1.0
-_LOOKED_AT = 4_096
+LOOKED_AT = 4_096
 """Places of groups in partitions that one trim looks at."""
 _FREEING_S = 5.0
 """So long after somebody was refused for want of room, what is settled is freed."""
-_MORE_DROPS = 8
+MORE_DROPS = 8
 """Messages that one new one may drop beside the one whose room it takes."""
 
 
@@ -110,7 +110,7 @@ class QueueLimits(TimeToLive):
             agenda.work = earlier
         if self._contents.staying >= limit and not self.drop_oldest(now, None):
             raise self._refuse(f"the queue {self._contents.name!r} holds {limit} messages, which is its limit")
-        for _ in range(_MORE_DROPS):
+        for _ in range(MORE_DROPS):
             # The limit was higher once, or a loss of power brought some back.
             if self._contents.staying < limit or not self.drop_oldest(now, None):
                 break
@@ -167,13 +167,14 @@ class QueueLimits(TimeToLive):
         if not over:
             return False
         # A message that is refused in the end must not have cost any group another one.
-        if not all(self._can_drop(group) for group in over):
+        if not all(self.can_drop(group) for group in over):
             return False
         for group in over:
-            self._drop_one(group, now)
+            self.drop_one(group, now)
         return True
 
-    def _can_drop(self, group: ConsumerGroup) -> bool:
+    def can_drop(self, group: ConsumerGroup) -> bool:
+        """Whether the oldest message of the group may be dropped to make room."""
         if self._drops_to_dead_letters and group.leaving >= min(self._contents.config.max_depth, STEPS):
             # The dead-letter queue does not take them, so that nothing would become less.
             return False
@@ -181,7 +182,8 @@ class QueueLimits(TimeToLive):
             return True
         return self._write_unwritten() and self._oldest(group) is not None
 
-    def _drop_one(self, group: ConsumerGroup, now: float) -> None:
+    def drop_one(self, group: ConsumerGroup, now: float) -> None:
+        """Drop the oldest message of the group, or make a dead letter of it."""
         if (entry := self._first_back(group)) is not None:
             if self._drops_to_dead_letters:
                 group.dead_letter(entry, QUEUE_FULL, now, None)
@@ -296,7 +298,7 @@ class QueueLimits(TimeToLive):
         contents = self._contents
         is_freeing = self._agenda.now <= self._frees_until
         groups, partitions = list(contents.groups.values()), contents.partitions
-        count = min(self._to_trim, max(1, _LOOKED_AT // max(1, len(groups))))
+        count = min(self._to_trim, max(1, LOOKED_AT // max(1, len(groups))))
         self._to_trim -= count
         for _ in range(count if groups or is_freeing else 0):
             self._trim_turn = (self._trim_turn + 1) % len(partitions)
@@ -340,7 +342,7 @@ class QueueLimits(TimeToLive):
         """Apply the retention limits; where the disk fails, later again. False: there are more partitions."""
         contents, policy = self._contents, self._retention
         past_groups = self._contents.config.retention.past_groups
-        first, most = self._retain_turn, max(1, _LOOKED_AT // (1 + len(contents.groups)))
+        first, most = self._retain_turn, max(1, LOOKED_AT // (1 + len(contents.groups)))
         self._retain_turn = first + most if first + most < len(contents.partitions) else 0
         for partition in contents.partitions[first : first + most]:
             low = None if past_groups or not contents.groups else contents.low_watermark(partition.index)

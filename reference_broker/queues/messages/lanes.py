@@ -118,7 +118,7 @@ class LaneScheduler:
         consumer could get came to the queue; None when there is none.
         """
         if now >= self._guard_at:
-            starving = self._starving(dry, now, waiting_since)
+            starving = self.starving(dry, now, waiting_since)
             if starving >= 0:
                 return starving, 1
         left = self._left
@@ -136,7 +136,7 @@ class LaneScheduler:
         self._left[lane] = max(0, self._left[lane] - count)
         self._served_at[lane] = now
 
-    def _starving(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> int:
+    def starving(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> int:
         """The lane that has waited longest beyond the limit; -1 when none has."""
         longest, found = float("inf"), -1
         guard_at = now + self._starvation_s

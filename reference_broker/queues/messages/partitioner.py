@@ -15,7 +15,7 @@ PARTITION_KEY = "partition-key"
 _FNV_OFFSET_BASIS = 0x811C9DC5
 _FNV_PRIME = 0x01000193
 _UINT32 = 0xFFFFFFFF
-_MAX_KNOWN = 4_096
+MAX_KNOWN = 4_096
 _KEY_BYTES = 192
 """What a key that is remembered takes beside its characters."""
 
@@ -30,7 +30,7 @@ def fnv1a_32(key: str) -> int:
     value = _FNV_OFFSET_BASIS
     for byte in key.encode():
         value = (value ^ byte) * _FNV_PRIME & _UINT32
-    return remember(_KNOWN_HASHES, key, value, len(key), _MAX_KNOWN)
+    return remember(_KNOWN_HASHES, key, value, len(key), MAX_KNOWN)
 
 
 def murmur3_32(key: str) -> int:
@@ -59,7 +59,7 @@ class Partitioner:
         self._hash = HASHES.get(kind)
         self._in_turn = kind in _IN_TURN
         self._turn = 0
-        self.cache: Known[str | None, int | None] = Known(memory, _MAX_KNOWN)
+        self.cache: Known[str | None, int | None] = Known(memory, MAX_KNOWN)
         self._known = self.cache.answers
         """Key -> its partition among so many ..."""
         self._known_for = 0

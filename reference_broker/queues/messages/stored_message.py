@@ -30,7 +30,7 @@ PRIORITY_HEADER = b"_priority"
 _PROPERTIES = b"_properties"
 DELAY_HEADER = b"_delay"
 """Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
-_CACHE_LIMIT = 1_024
+CACHE_LIMIT = 1_024
 _ENTRY_BYTES = 1_024
 """What the headers of a plain message take that are remembered, with what they stand for."""
 _CHARACTER_BYTES = 16
@@ -109,10 +109,10 @@ class MessageCodec:
     def __init__(self, queue: str, ttl_s: float, memory: SharedMemory) -> None:
         self._queue = queue
         self.ttl_s = ttl_s
-        self._plain: Known[tuple[str, str, str], tuple[Headers, str]] = Known(memory, _CACHE_LIMIT)
-        self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, _CACHE_LIMIT)
+        self._plain: Known[tuple[str, str, str], tuple[Headers, str]] = Known(memory, CACHE_LIMIT)
+        self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
-        self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, _CACHE_LIMIT)
+        self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, CACHE_LIMIT)
         self._plain_known = self._plain.answers
         self._decoded_known = self._decoded.answers
         self._described_known = self._described.answers
@@ -190,7 +190,7 @@ class MessageCodec:
         enqueued_at = record.timestamp_ms / 1000
         known = self._decoded_known.get(headers)
         if known is None:
-            stored = self._decode(record)
+            stored = self.decode_record(record)
             message = stored.message
             if stored.expires_at >= 0.0 and is_plain(message):
                 size = stored.size - len(payload)
@@ -204,7 +204,8 @@ class MessageCodec:
         expires_at = self.expiry(enqueued_at, 0.0)
         return StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size + len(payload))
 
-    def _decode(self, record: LogRecord) -> StoredMessage:
+    def decode_record(self, record: LogRecord) -> StoredMessage:
+        """As :meth:`decode`, for headers that are not remembered."""
         topic: str | None = None
         routing_key: str | None = None
         in_transaction = False

@@ -31,7 +31,7 @@ def purge(queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
         if error is not None:
             on_done(error)
         else:
-            _Purge(queue, agenda, on_done).begin()
+            Purge(queue, agenda, on_done).begin()
 
     joint = JointConfirm(synced)
     if not queue.volatile:
@@ -44,7 +44,7 @@ def purge(queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
     joint.close()
 
 
-class _Purge:
+class Purge:
     """What is taken away of one queue, a portion a turn. Implements :class:`Wakeable`."""
 
     def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:

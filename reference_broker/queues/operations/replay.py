@@ -279,7 +279,7 @@ class DeadLetterOperations:
             for index, (partition, low) in enumerate(zip(source.partitions, lows, strict=True))
         ]
         if message_id is not None:
-            ranges = [self._one(source, message_id)]
+            ranges = [self.find_one(source, message_id)]
 
         def is_deleted() -> bool:
             return self._queues.get(source.name) is not source
@@ -288,7 +288,8 @@ class DeadLetterOperations:
         self._running[source.name] = replay
         replay.start(now)
 
-    def _one(self, source: DurableQueue, message_id: str) -> tuple[int, int, int]:
+    def find_one(self, source: DurableQueue, message_id: str) -> tuple[int, int, int]:
+        """Partition, offset and end of one dead letter. Raises :class:`QueueError` (BAD_ADDRESS, NOT_PENDING)."""
         name, index, offset = parse_message_id(message_id)
         if name != source.name:
             text = f"the message id {message_id[:80]!r} is of another queue than {source.name!r}"

@@ -32,8 +32,8 @@ _REWIND_KEY: Final = b"rewind"
 _PARTITION: Final = struct.Struct("<I")
 _INTERVAL: Final = struct.Struct("<QQ")
 _REWIND: Final = struct.Struct("<IQ")
-_READ_RECORDS: Final = 256
-_INTERVALS_PER_RECORD: Final = 4_096
+READ_RECORDS: Final = 256
+INTERVALS_PER_RECORD: Final = 4_096
 RESTATE_ABOVE_BYTES: Final = 256 * 1024
 _RESTATE_FACTOR: Final = 4
 """And so many times what it took the last time."""
@@ -81,7 +81,7 @@ class Departures:
     def _recover(self) -> None:
         log = self._open()
         at = log.start_offset
-        while records := log.read(at, _READ_RECORDS):
+        while records := log.read(at, READ_RECORDS):
             for record in records:
                 self._take(record.key or b"", record.value or b"")
             at = records[-1].offset + 1
@@ -231,7 +231,7 @@ class Departures:
     def _everything(self) -> Iterator[NewRecord]:
         for index, known in list(self._known.items()):
             at = 0
-            while some := known.starting_at(at, _INTERVALS_PER_RECORD):
+            while some := known.starting_at(at, INTERVALS_PER_RECORD):
                 yield _record(index, some)
                 at = some[-1][1]
 
@@ -246,7 +246,7 @@ class Departures:
 
 def _pieces(intervals: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     rest = iter(intervals)
-    while some := list(islice(rest, _INTERVALS_PER_RECORD)):
+    while some := list(islice(rest, INTERVALS_PER_RECORD)):
         yield some
 
 

@@ -14,7 +14,7 @@ from assay.reference_broker.queues.messages.stored_message import HIDDEN, Messag
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
 
-_READ_AHEAD = 128
+READ_AHEAD = 128
 
 
 class _Unwritten:
@@ -233,7 +233,7 @@ class QueuePartition(SyncPoint):
     def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
         """At opening: every readable message, oldest first. Raises :class:`LogError`."""
         at = self.log.start_offset
-        while records := self.log.read(at, _READ_AHEAD):
+        while records := self.log.read(at, READ_AHEAD):
             for record in records:
                 try:
                     message = self._codec.decode(record)
@@ -308,7 +308,7 @@ class QueuePartition(SyncPoint):
         first: tuple[int, StoredMessage] | None = None
         at, end = offset, self.visible_end if end is None else end
         while first is None and at < end:
-            records = self.log.read(at, _READ_AHEAD)
+            records = self.log.read(at, READ_AHEAD)
             if not records:
                 break
             for record in records:

@@ -55,9 +55,10 @@ class Bindings(FilterTree[_Node]):
         for place, (name, topics) in enumerate(filters):
             self._names.append(name)
             for topic_filter in topics:
-                self._add(topic_filter, place)
+                self.add(topic_filter, place)
 
-    def _add(self, topic_filter: str, place: int) -> None:
+    def add(self, topic_filter: str, place: int) -> None:
+        """Bind the queue at ``place`` to a filter."""
         self.has_ordinary = self.has_ordinary or not topic_filter.startswith(QUEUE_PREFIX)
         node = self._root
         for level in topic_filter.split("/"):
@@ -68,7 +69,7 @@ class Bindings(FilterTree[_Node]):
         """Queues with a filter that matches a topic name, each once, in the order they were given."""
         known = self._known.get(topic)
         if known is None:
-            places = sorted({place for node in self._walk(topic) for place in node.queues})
+            places = sorted({place for node in self.walk(topic) for place in node.queues})
             known = tuple(self._names[place] for place in places)
             remember(self._known, topic, known, len(topic), _MAX_KNOWN)
         return known

@@ -40,7 +40,7 @@ _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
 _Head = tuple[Headers, str, str]
 """Of a message the record headers but for user properties, the topic to deliver on, and the routing key."""
-_BLOCK_MESSAGES = 32
+BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
 
@@ -118,7 +118,7 @@ class EnqueuePath(ABC):
             if self.is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
                 return
         try:
-            partition = self._add(routing_key, message, size, now, on_confirmed, options)
+            partition = self.add(routing_key, message, size, now, on_confirmed, options)
         except QueueError as error:
             if error.code is QueueErrorCode.FULL:
                 self.bury(routing_key, message, size, now)
@@ -130,14 +130,14 @@ class EnqueuePath(ABC):
     def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
         """The queue is full, and refuses a message: where it is configured so, that becomes a dead letter."""
 
-    def _lane(self, priority: Priority) -> int:
+    def lane_of(self, priority: Priority) -> int:
         """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
         if priority is Priority.NORMAL or not self._has_priorities:
             return NORMAL
         self._facts.remember(LANES_FACT)
         return priority.value
 
-    def _add(
+    def add(
         self,
         routing_key: str,
         message: Message,
@@ -160,13 +160,13 @@ class EnqueuePath(ABC):
         elif options is None or options.partition is None:
             partition = self.partitions[self._partitioner.choose(key, len(self.partitions))]
         else:
-            partition = self.partitions[self._explicit(options.partition)]
+            partition = self.partitions[self.explicit_partition(options.partition)]
         if partition.failure is not None:
             self.contents.refused += 1
             raise partition.failure
         if self._counts_bytes:
             self.limits.make_byte_room(size, now)
-        lane = NORMAL if options is None or options.priority is None else self._lane(options.priority)
+        lane = NORMAL if options is None or options.priority is None else self.lane_of(options.priority)
         headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
@@ -198,7 +198,7 @@ class EnqueuePath(ABC):
         Raises :class:`QueueError` (BAD_OPTION).
         """
         if options is not None and options.partition is not None:
-            return self.partitions[self._explicit(options.partition)]
+            return self.partitions[self.explicit_partition(options.partition)]
         key = message.user_property(PARTITION_KEY)
         count = len(self.partitions)
         return self.partitions[producer % count if key is None else self._partitioner.choose(key, count)]
@@ -214,7 +214,7 @@ class EnqueuePath(ABC):
         on_stored: Stored | None,
     ) -> None:
         """Enqueue a producer's message, which was found to fit. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
-        partition = self._add(routing_key, message, message_bytes(message), now, on_confirmed, options, mark)
+        partition = self.add(routing_key, message, message_bytes(message), now, on_confirmed, options, mark)
         if on_stored is not None:
             self.tell_place(partition, on_stored)
 
@@ -253,7 +253,7 @@ class EnqueuePath(ABC):
             if not self.groups and partition.sizes is not None and offset >= partition.head:
                 self.limits.loose_bytes -= partition.sizes.of(offset)
 
-    def _explicit(self, partition: int) -> int:
+    def explicit_partition(self, partition: int) -> int:
         """Raises :class:`QueueError` (BAD_OPTION)."""
         if partition >= len(self.partitions):
             self.contents.refused += 1
@@ -278,7 +278,7 @@ class EnqueuePath(ABC):
     ) -> bool:
         """Whether the message waits for its time now. Raises :class:`QueueError`."""
         if options.partition is not None:
-            self._explicit(options.partition)
+            self.explicit_partition(options.partition)
         try:
             return self.delays.take(routing_key, message, size, options, now, on_confirmed, on_stored)
         except QueueError:
@@ -295,12 +295,12 @@ class EnqueuePath(ABC):
         options: PublishOptions | None,
     ) -> QueuePartition:
         """See :class:`DelayTarget`."""
-        return self._add(routing_key, message, size, now, confirm, options)
+        return self.add(routing_key, message, size, now, confirm, options)
 
     def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
         """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
         try:
-            self._add(routing_key, message, size, now, on_done)
+            self.add(routing_key, message, size, now, on_done)
         except QueueError as error:
             if error.code is QueueErrorCode.FULL:
                 self.bury(routing_key, message, size, now)
@@ -372,7 +372,7 @@ class EnqueuePath(ABC):
         partitions = len(self.partitions)
         keys = None if described is None else self._partitioner.of_keys([each.key for each in described], partitions)
         free = count if keys is None else keys.count(None)
-        size = -(-free // max(1, min(partitions, free // _BLOCK_MESSAGES))) if free else 0
+        size = -(-free // max(1, min(partitions, free // BLOCK_MESSAGES))) if free else 0
         first = self._partitioner.choose(None, partitions) if free else 0
         if keys is None:
             for block, begin in enumerate(range(0, count, size)):

@@ -53,7 +53,7 @@ class PriorityRates:
 
     def figures(self, now: float) -> TopicFigures:
         queue = self._contents
-        ready = [_ready(queue, partition) for partition in queue.partitions]
+        ready = [ready_by_lane(queue, partition) for partition in queue.partitions]
         counts: _Counts = []
         for partition, waiting in zip(queue.partitions, ready, strict=True):
             enqueued = _enqueued(partition)
@@ -71,7 +71,7 @@ class PriorityRates:
             partitions={
                 str(partition.index): LaneFigures(
                     ready=ready[index],
-                    in_flight=_in_flight(queue, partition),
+                    in_flight=in_flight_by_lane(queue, partition),
                     enqueue_rate=rate(index, 0),
                     dequeue_rate=rate(index, 1),
                 )
@@ -96,7 +96,8 @@ def _enqueued(partition: QueuePartition) -> list[int]:
     return totals
 
 
-def _ready(queue: QueueContents, partition: QueuePartition) -> list[int]:
+def ready_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
+    """How many messages of each priority lane wait for a consumer."""
     lanes, end = partition.lanes, partition.log.next_offset
 
     def left(lane: int, start: int) -> int:
@@ -119,7 +120,8 @@ def _ready(queue: QueueContents, partition: QueuePartition) -> list[int]:
     return max(columns, key=sum)
 
 
-def _in_flight(queue: QueueContents, partition: QueuePartition) -> list[int]:
+def in_flight_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
+    """How many messages of each priority lane are with consumers."""
     counts = [0] * LANES
     for group in queue.groups.values():
         home = group.places[partition.index]

@@ -122,7 +122,7 @@ class QueueRegistry:
                 continue
             try:
                 check_queue_name(name)
-                config = self._config_of(name, {})
+                config = self.merged_config(name, {})
             except QueueError as error:
                 if name in self._configured:
                     raise QueueOpenError(error.text) from error
@@ -130,7 +130,7 @@ class QueueRegistry:
                 continue
             if found is not None:
                 try:
-                    config = self._with_partitions(self._config_of(name, found.settings), found.partitions)
+                    config = self._with_partitions(self.merged_config(name, found.settings), found.partitions)
                 except QueueError as error:
                     self.set_aside(name, f"its settings in queue.json: {error.text}")
                     continue
@@ -173,9 +173,9 @@ class QueueRegistry:
     def config_of(self, name: str) -> QueueConfig:
         """The configuration of an existing queue, or the one that it would get."""
         found = self.queues.get(name)
-        return found.config if found is not None else self._config_of(name, {})
+        return found.config if found is not None else self.merged_config(name, {})
 
-    def _config_of(self, name: str, settings: dict[str, Any]) -> QueueConfig:
+    def merged_config(self, name: str, settings: dict[str, Any]) -> QueueConfig:
         """Raises :class:`QueueError` (BAD_OPTION)."""
         try:
             if is_dead_letter(name) and name not in self._configured:
@@ -247,7 +247,7 @@ class QueueRegistry:
         if name in self.removals:
             text = f"the queue {name[:80]!r} is being deleted: try again later"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
-        config = self._admitted(self._config_of(name, settings), by_use=by_use)
+        config = self._admitted(self.merged_config(name, settings), by_use=by_use)
         try:
             return self._open(config, settings, self._agenda.now)
         except LogError as error:
@@ -260,7 +260,7 @@ class QueueRegistry:
     def config_for_use(self, name: str) -> QueueConfig:
         """What a queue would be that is created by use. Raises :class:`QueueError`."""
         check_queue_name(name)
-        return self._admitted(self._config_of(name, {}), by_use=True)
+        return self._admitted(self.merged_config(name, {}), by_use=True)
 
     def _letter_taker(self, origin: str) -> LetterTaker:
         """Who takes the dead letters of a queue. Raises :class:`QueueError`."""
@@ -284,7 +284,7 @@ class QueueRegistry:
             text = f"there is no queue {name[:80]!r}, and auto_create is off"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         if not origin_exists:
-            self._check_room(self._config_of(name, {}).partitions)
+            self._check_room(self.merged_config(name, {}).partitions)
         check_queue_name(name)
         return self._create(name, {}, by_use=True)
 
@@ -321,11 +321,11 @@ class QueueRegistry:
         _check_size(settings)
         existing = self.queues.get(name)
         if existing is not None:
-            if self._config_of(name, settings) == existing.config:
+            if self.merged_config(name, settings) == existing.config:
                 return existing
             text = f"the queue {name[:80]!r} is there with another configuration: change that, or delete the queue"
             raise QueueError(QueueErrorCode.EXISTS, text)
-        self._check_room(self._config_of(name, settings).partitions)
+        self._check_room(self.merged_config(name, settings).partitions)
         return self._create(name, settings)
 
     def _refused_by_disk(self) -> None:
@@ -375,7 +375,7 @@ class QueueRegistry:
         queue = self.existing(name)
         settings = merged_settings(queue.settings, changes)
         _check_size(settings)
-        config = self._config_of(name, settings)
+        config = self.merged_config(name, settings)
         if "partitions" in changes and config.partitions != queue.config.partitions:
             text = "partitions are added by an operation of their own, and cannot be taken away"
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)

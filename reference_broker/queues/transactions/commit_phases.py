@@ -122,7 +122,7 @@ class CommitPhases:
         # Last, since it adds records that are not written yet: the others would wait for a turn that may not come.
         for transaction in self._written(self._aborting):
             del self._aborting[transaction]
-            self._end(transaction, Outcome.ABORTED)
+            self.end(transaction, Outcome.ABORTED)
 
     def _written(self, waiting: dict[Transaction, None]) -> list[Transaction]:
         """Those of which nothing waits for the end of the turn, as many as the turn has room for."""
@@ -195,12 +195,13 @@ class CommitPhases:
     def _decided(self, transaction: Transaction, error: QueueError | None) -> None:
         if error is None:
             self._agenda.work += 1 + len(transaction.partitions) + len(transaction.held) + (transaction.messages >> 2)
-            self._end(transaction, Outcome.COMMITTED)
+            self.end(transaction, Outcome.COMMITTED)
             return
         # Nobody knows whether the disk has the decision: only the next start can tell, and until then nothing shows.
         self.tell(transaction, error)
 
-    def _end(self, transaction: Transaction, outcome: Outcome) -> None:
+    def end(self, transaction: Transaction, outcome: Outcome) -> None:
+        """A transaction is over: move it on, make room for others, give back or settle what it acknowledged."""
         committed = outcome is Outcome.COMMITTED
         now = self._agenda.now
         transaction.move(TransactionState.COMMITTED if committed else TransactionState.ABORTED)

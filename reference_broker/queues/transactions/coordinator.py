@@ -31,7 +31,7 @@ _IDS = b"ids"
 _PRODUCER = b"p:"
 _DECISION = b"t:"
 _PARTITION = b"q:"
-_BLOCK = 1_000
+BLOCK = 1_000
 """Numbers are reserved durably so many at a time."""
 
 
@@ -129,13 +129,14 @@ class Coordinator(SyncPoint):
         self._reservation = -1
         try:
             for key, value in state.state.items():
-                self._take(key, value)
+                self.take_record(key, value)
         except (ValueError, UnicodeDecodeError) as error:
             message = f"the state in {FOLDER} cannot be read: {error}; move its folder away to start without it"
             raise LogError(message) from error
         self._next = self._reserved
 
-    def _take(self, key: bytes, value: bytes) -> None:
+    def take_record(self, key: bytes, value: bytes) -> None:
+        """Read one record of the coordinator's log."""
         if key == _IDS:
             self._reserved = max(self._reserved, int(value))
         elif key.startswith(_PRODUCER):
@@ -191,7 +192,7 @@ class Coordinator(SyncPoint):
     def take_number(self) -> int:
         """A number that was never given out; reliable once :attr:`numbers_are_safe`. Raises :class:`QueueError`."""
         if self._next >= self._reserved:
-            end = self._next + _BLOCK
+            end = self._next + BLOCK
             self._reservation = self._apply([(_IDS, b"%d" % end)])
             self._reserved = end
         self._next += 1

@@ -69,7 +69,7 @@ class ProducerNames:
             raise bad_option(f"a transactional id has 1 to {_MAX_NAME_BYTES} bytes")
         known = coordinator.producers.get(transactional_id)
         if known is not None and owner is not None:
-            _check_owner(known, owner, f"the transactional id {transactional_id[:80]!r}")
+            check_is_owner(known, owner, f"the transactional id {transactional_id[:80]!r}")
         running = None if known is None else coordinator.open.get(known.id)
         if running is not None and running.state is TransactionState.DECIDING:
             # It will be committed; whoever comes now must find it done.
@@ -133,11 +133,11 @@ class ProducerNames:
         """Whether a client may name a producer; an unknown one passes. Raises :class:`QueueError` (NOT_ALLOWED)."""
         name = self.name_of(producer_id)
         if name is not None:
-            _check_owner(self.memory.coordinator.producers[name], owner, f"producer {producer_id}")
+            check_is_owner(self.memory.coordinator.producers[name], owner, f"producer {producer_id}")
         elif producer_id.isdecimal() and len(producer_id) <= _MAX_DIGITS:
             check_tag(int(producer_id) >> _NUMBER_BITS, owner, f"producer {producer_id}")
 
-    def _check_producer(self, producer_id: int, epoch: int) -> Coordinator:
+    def check_producer(self, producer_id: int, epoch: int) -> Coordinator:
         """Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED)."""
         if self.closed:
             raise closing_error()
@@ -166,7 +166,8 @@ class ProducerNames:
         return coordinator.names.get(int(producer_id))
 
 
-def _check_owner(producer: Producer, owner: str, what: str) -> None:
+def check_is_owner(producer: Producer, owner: str, what: str) -> None:
+    """Raises :class:`QueueError` (NOT_ALLOWED) when a producer belongs to another user."""
     if producer.owner not in ("", owner):
         raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{what} belongs to another user")
 

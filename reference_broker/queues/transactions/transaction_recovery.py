@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.partitions.partition import QueuePartition
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
-_READ_RECORDS = 1_000
+READ_RECORDS = 1_000
 
 
 def recover(
@@ -114,7 +114,7 @@ def _replay(produced: PartitionProducers, log: PartitionLog) -> None:
     """Raises :class:`LogError`."""
     offset = max(produced.covered, log.start_offset)
     while offset < log.next_offset:
-        records = log.read(offset, _READ_RECORDS)
+        records = log.read(offset, READ_RECORDS)
         if not records:
             break
         for record in records:

@@ -112,7 +112,7 @@ class Transactions(ProducerNames):
         """
         self._agenda.now = now
         config = self._config
-        coordinator = self._check_producer(producer_id, epoch)
+        coordinator = self.check_producer(producer_id, epoch)
         name = coordinator.names.get(producer_id)
         if name is None:
             raise bad_option(f"producer {producer_id} has no transactional id, so it can have no transactions")
@@ -172,9 +172,9 @@ class Transactions(ProducerNames):
         else:
             coordinator.when_durable(lambda error: on_done(error, transaction.id if error is None else ""))
 
-    def _find(self, producer_id: int, epoch: int, transaction_id: str) -> Transaction:
+    def find(self, producer_id: int, epoch: int, transaction_id: str) -> Transaction:
         """A transaction of that producer that has not ended. Raises :class:`QueueError`."""
-        coordinator = self._check_producer(producer_id, epoch)
+        coordinator = self.check_producer(producer_id, epoch)
         transaction = self._phases.open.get(transaction_id)
         if transaction is not None and transaction.producer == producer_id:
             return transaction
@@ -193,7 +193,7 @@ class Transactions(ProducerNames):
 
     def _find_open(self, producer_id: int, epoch: int, transaction_id: str) -> Transaction:
         """One that takes more. Raises :class:`QueueError`."""
-        transaction = self._find(producer_id, epoch, transaction_id)
+        transaction = self.find(producer_id, epoch, transaction_id)
         if transaction.state is not TransactionState.OPEN or transaction.reason:
             text = f"transaction {transaction_id} is {transaction.state.value}"
             if transaction.reason:
@@ -228,7 +228,7 @@ class Transactions(ProducerNames):
             raise bad_option("a producer's message needs a sequence, a transaction-id, or both")
         if options.delay_ms is not None or options.deliver_at_ms is not None:
             raise bad_option("a producer's message cannot be delayed: it is numbered when it is enqueued")
-        coordinator = self._check_producer(producer_id, epoch)
+        coordinator = self.check_producer(producer_id, epoch)
         partition = queue.partition_for(message, options, producer_id)
         transaction: Transaction | None = None
         if options.transaction_id is not None:
@@ -242,7 +242,7 @@ class Transactions(ProducerNames):
             produced.check_room(producer_id, coordinator.open)
         size = len(message.payload)
         if transaction is not None:
-            self._check_room(transaction, partition, size)
+            self.check_room(transaction, partition, size)
         offset = partition.log.next_offset + partition.unwritten
         mark = RecordMark(producer_id, epoch, options.sequence, options.transaction_id, None)
         confirm = on_confirmed if transaction is None else partial(_confirmed_in, transaction, on_confirmed)
@@ -255,9 +255,7 @@ class Transactions(ProducerNames):
             transaction.messages += 1
             transaction.bytes += size
 
-    def _check_room(
-        self, transaction: Transaction, partition: QueuePartition | None, size: int, count: int = 1
-    ) -> None:
+    def check_room(self, transaction: Transaction, partition: QueuePartition | None, size: int, count: int = 1) -> None:
         """Raises :class:`QueueError` (LIMIT)."""
         config = self._config
         text = ""
@@ -285,7 +283,7 @@ class Transactions(ProducerNames):
             )
         place = queue.partitions[partition]
         if place not in transaction.partitions:
-            self._check_room(transaction, place, 0)
+            self.check_room(transaction, place, 0)
             self.memory.of(queue, place)
             transaction.partitions[place] = queue
 
@@ -301,7 +299,7 @@ class Transactions(ProducerNames):
         :class:`QueueError`.
         """
         transaction = self._find_open(*within)
-        self._check_room(transaction, None, 0, len(entries))
+        self.check_room(transaction, None, 0, len(entries))
         for entry, group in entries.items():
             group.release(entry)
             entry.state = EntryState.COMMITTING
@@ -320,7 +318,7 @@ class Transactions(ProducerNames):
         """
         self._agenda.now = now
         try:
-            transaction = self._find(producer_id, epoch, transaction_id)
+            transaction = self.find(producer_id, epoch, transaction_id)
         except QueueError as error:
             if error.code is QueueErrorCode.TRANSACTION_STATE and self._was_committed(transaction_id):
                 self.memory.coordinator.when_verified(on_done)
@@ -346,7 +344,7 @@ class Transactions(ProducerNames):
         """
         self._agenda.now = now
         try:
-            transaction = self._find(producer_id, epoch, transaction_id)
+            transaction = self.find(producer_id, epoch, transaction_id)
         except QueueError as error:
             if error.code is not QueueErrorCode.TRANSACTION_STATE or self._was_committed(transaction_id):
                 raise

@@ -49,7 +49,7 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 _WAITS_S = (0.05, 0.5, 2.0, 11.0, 40.0, 700.0, 90_000.0)
 _TIDY_SOON = {
     "storage.pending_log": {"SNAPSHOT_OPERATIONS": 30},
-    "storage.queue_store": {"_STATE_SNAPSHOT_RECORDS": 10},
+    "storage.queue_store": {"STATE_SNAPSHOT_RECORDS": 10},
     "queues.partitions.departures": {"RESTATE_ABOVE_BYTES": 200},
     "queues.delays.done_log": {"RESTATE_ABOVE_BYTES": 200},
 }
