@@ -19,6 +19,7 @@ from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import EntryState, GroupPartition, PendingEntry
 from assay.reference_broker.queues.groups.slow_consumers import SlowConsumers
 from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.limits import limits
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
@@ -201,6 +202,11 @@ def drops_in_flight(patch: Patch) -> None:
 
     patch.wrap(QueueLimits, "drop_one", make)
     patch.replace(QueueLimits, "can_drop", lambda _self, _group: True)
+
+
+@mutant("queue-overflow-drops-transactions", "a full queue drops its oldest message although its transaction is open")
+def drops_transactions(patch: Patch) -> None:
+    patch.replace(limits, "settled_end", lambda partition: partition.log.next_offset)
 
 
 @mutant("queue-overflow-without-dead-letters", "what a full queue gives up is dropped instead of dead-lettered")

@@ -149,6 +149,44 @@ async def burst_drops_oldest(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/limits/oldest-behind-a-transaction",
+    clauses=("Q-LIMIT-21", "Q-LIMIT-04"),
+    requires=("queues",),
+    mutant="queue-overflow-drops-transactions",
+    near_miss="queue-one-batch-per-message",
+    settings=_with(max_depth=3, overflow="drop_oldest", partitions=1),
+)
+async def oldest_behind_a_transaction(ctx: CaseContext) -> None:
+    """A full queue gives up what is before an open transaction, never what is in it, and takes messages again after it.
+
+    Depth 3: "first", then one of a transaction, then "behind"; "second" takes the place of "first". Of what comes next
+    either is allowed: it takes the place of "behind", or is refused with 0x97. Once the transaction is committed one
+    more is taken, in the place of the committed one or of the next. Without groups, and with one that is away.
+    """
+    producer = await Producer.make(ctx, ctx.client_id())
+    for is_known in (False, True):
+        queue = new_queue(ctx)
+        if is_known:
+            await (await consume(ctx, queue)).disconnect()
+        await publish(producer.client, queue, b"first")
+        transaction = await producer.begin()
+        await producer.put(queue, b"transacted", transaction)
+        await publish(producer.client, queue, b"behind")
+        await publish(producer.client, queue, b"second")
+        puback = await publish_with(producer.client, queue, b"third")
+        was_taken = puback.reason_code < 0x80
+        if not was_taken:
+            await _refused(ctx, puback, "a message that has no room behind the transaction")
+        await producer.commit(transaction)
+        consumer = await consume(ctx, queue)
+        expected = [b"transacted", b"second", b"third"] if was_taken else [b"transacted", b"behind", b"second"]
+        for payload in expected:
+            await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
+        await publish(producer.client, queue, b"last")
+        await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=b"last"))
+
+
+@case(
     "queue/limits/thousands-expire-at-once",
     clauses=("Q-LIMIT-09",),
     requires=("queues", "clock"),

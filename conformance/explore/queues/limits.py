@@ -101,6 +101,8 @@ class Limits(Books):
             copies = [group.copies[message] for group in queue.groups.values() if message in group.copies]
             if message is newest or message.ended or message.cancelled or (certain and not message.is_there):
                 continue
+            if message.transaction is not None and message.transaction.fate is Fate.OPEN:
+                continue  # Q-LIMIT-21
             new = [spot.kind is Kind.READY and not spot.deliveries for copy in copies for spot in copy.spots]
             is_live = message.is_shown and message.by <= self.now < message.expires_at
             is_live = is_live and not any(self._may_be_sent(copy) for copy in copies)

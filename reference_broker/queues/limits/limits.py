@@ -376,6 +376,11 @@ def _retention_policy(config: QueueConfig) -> RetentionPolicy:
 
 
 def settled_end(partition: QueuePartition) -> int:
-    """Where what may be dropped ends: messages of an open transaction, and those behind it, stay till it is decided."""
+    """Where what may be dropped ends: messages of an open transaction, and those behind it, stay till it is decided.
+
+    A queue that is full of them refuses what is newer (Q-LIMIT-21), for as long as a transaction may be open at most.
+    To drop what is behind instead would give up confirmed messages in favour of some that may yet be aborted, and to
+    grow would make the limit none.
+    """
     end = partition.log.next_offset
     return end if partition.produced is None else partition.produced.stable_end(end)
