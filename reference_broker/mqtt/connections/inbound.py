@@ -653,8 +653,7 @@ class Inbound(PublishAcks):
 
     def set_alias(self, alias: int, topic: str) -> None:
         """Have an alias stand for a topic from here on. Raises :class:`ProtocolError` (QUOTA_EXCEEDED)."""
-        known = self._aliases.get(alias)
-        if known == topic:
+        if (known := self._aliases.get(alias)) == topic:
             return
         more = text_bytes(topic) + ALIAS_BYTES - (0 if known is None else text_bytes(known) + ALIAS_BYTES)
         memory = self._broker.alias_memory
