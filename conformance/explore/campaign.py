@@ -33,8 +33,6 @@ SHRINK_PATIENCE_S = 0.8
 """While shrinking: a broker whose PINGRESP is quick gets no more time, one that is slow does."""
 REPEATS = 3
 """A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
-LIVES_A_BROKER = 25
-"""So many are played on one broker of ours: each start reads what all lives before it have written."""
 _OURS: Mapping[str, Any] = {
     "data_dir": "{dir}",
     "sessions": {"segment_bytes": 65_536},
@@ -183,7 +181,8 @@ class Campaign:
         with ExitStack() as stack, self._cut_by_signals():
             self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery, self._settings))
             self.version = self.broker.version
-            self.capabilities = probe(self.broker.target, self.broker.endpoint)
+            if not self.capabilities:  # which do not change from one broker of a target to the next
+                self.capabilities = probe(self.broker.target, self.broker.endpoint)
             if not self.capabilities.get("persistence", False) and not self.target.is_ours:
                 self.capabilities["restart"] = False
             self.player = self.game.player(
@@ -285,7 +284,7 @@ class Campaign:
         on_finding(finding)
 
     def _search_all(self, numbers: Iterable[int], most: int, on_finding: Callable[[Finding], None]) -> None:
-        self._next_at = self.lives + LIVES_A_BROKER
+        self._next_at = self.lives + self.game.lives_a_broker
         for number in numbers:
             finding = self._new_finding(number)
             if finding is not None:
@@ -297,7 +296,7 @@ class Campaign:
         """Play a life; the smallest form of a finding that is not ``known``, which gets it if it counts."""
         if self.lives >= self._next_at and self.target.is_ours:
             self.renew()
-            self._next_at = self.lives + LIVES_A_BROKER
+            self._next_at = self.lives + self.game.lives_a_broker
         life = self.game.drawn(self.seed, number, self.capabilities)
         self._number = number
         self.lives += 1

@@ -27,11 +27,13 @@ class Game(NamedTuple):
     """Of a broker of ours, beside those of all."""
     options: Mapping[str, Any]
     """Of a player on a broker of ours, which lives as long as a few lives do."""
+    lives_a_broker: int
+    """So many are played on one broker of ours: each start reads what all lives before it have written."""
 
 
 _TENANT = "acme"
 GAMES: dict[str, Game] = {
-    "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {}),
+    "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {}, 25),
     "queues": Game(
         queue_draw.drawn,
         QueuePlayer,
@@ -45,6 +47,7 @@ GAMES: dict[str, Game] = {
             }
         },
         {"tidies": False, "tenant": _TENANT},
+        4,  # every queue that they leave is opened at each start
     ),
 }
 

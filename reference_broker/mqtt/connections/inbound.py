@@ -517,11 +517,9 @@ class Inbound(PublishAcks):
         if self._broker.tracer is not None or plan.topic[0] == "$":
             # The general way looks at the payload itself.
             return
-        if plan.is_refused or self._broker.is_taken(plan.topic):
+        if plan.is_refused or route.groups or self._broker.is_taken(plan.topic):
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
-            return
-        if route.groups:
             return
         last = self._last_targets
         if (
@@ -653,7 +651,8 @@ class Inbound(PublishAcks):
 
     def set_alias(self, alias: int, topic: str) -> None:
         """Have an alias stand for a topic from here on. Raises :class:`ProtocolError` (QUOTA_EXCEEDED)."""
-        if (known := self._aliases.get(alias)) == topic:
+        known = self._aliases.get(alias)
+        if known == topic:
             return
         more = text_bytes(topic) + ALIAS_BYTES - (0 if known is None else text_bytes(known) + ALIAS_BYTES)
         memory = self._broker.alias_memory
