@@ -601,3 +601,19 @@ def test_more_bytes_than_a_queue_may_hold_become_a_dead_letter(bench_with: Bench
     assert _refused(bench, "abc") is QueueErrorCode.FULL
     bench.turn()
     assert _dead(bench) == [("abc", "QUEUE_FULL")]
+
+
+def test_what_comes_back_as_the_last_group_is_deleted_costs_nothing_more(
+    bench_with: Benches, disk: MemoryDisk | None
+) -> None:
+    bench = bench_with(disk, **_READY, max_depth=2, overflow="drop_oldest")
+    consumer = bench.consumer(prefetch=2)
+    for value in "abcd":
+        bench.publish(value)
+        bench.turn()
+    consumer.leave()
+    bench.engine.groups.delete("q", "g", bench.now)
+    bench.turn()
+    other = bench.consumer("other", group="others")
+    bench.turn()
+    assert other.values == ["c", "d"]

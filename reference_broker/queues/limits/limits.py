@@ -154,7 +154,10 @@ class QueueLimits(TimeToLive):
             return False
         contents, limits = self._contents, self._contents.config
         if not contents.groups:
-            return self._drop_loose(now)
+            is_over = contents.staying + coming > limits.max_depth
+            if size is not None:
+                is_over = self.loose_bytes + size > limits.max_bytes
+            return is_over and self._drop_loose(now)
         over = [
             group
             for group in contents.groups.values()
