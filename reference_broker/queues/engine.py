@@ -492,6 +492,7 @@ class QueueEngine(QueueOperations):
             self._sync_due_at,
             self._retain_due_at,
             self._registry.expire_due_at,
+            self._registry.reopening.due_at,
             self.transactions.next_deadline(),
             min((job.retry_at for job in self._retries), default=None),
         )
@@ -516,6 +517,8 @@ class QueueEngine(QueueOperations):
             self._registry.expire(now)
         if self._retain_due_at is not None and now >= self._retain_due_at:
             self._retain(now)
+        if (queue := self._registry.reopen(now)) is not None:
+            self.transactions.take_up(queue, now, self._registry.set_aside, self._registry.is_unusable)
 
     def _retain(self, now: float) -> None:
         """Let queues that have not had their turn in this round apply their retention limits, as many as there is

@@ -134,6 +134,10 @@ class LogQueueStore:
         rest = "the queue is refused and its files are left as they are; the others go on"
         self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {rest}")
 
+    def take_back(self, name: str) -> None:
+        """See :meth:`QueueStore.take_back`."""
+        self._unusable.pop(encode_name(name), None)
+
     def unusable(self, name: str) -> str | None:
         """See :meth:`QueueStore.unusable`."""
         return self._unusable.get(encode_name(name)) if self._unusable else None

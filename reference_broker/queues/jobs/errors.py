@@ -7,11 +7,18 @@ from enum import StrEnum
 from typing import Self
 
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def is_passing(error: OSError | None) -> bool:
     """The system had no means for the call, which says nothing of the disk: it counts as not tried."""
     return error is not None and error.errno in _PASSING
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what failed may be tried again while the broker runs: there was no room, or no means for the call."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and (is_passing(cause) or cause.errno in _NO_ROOM)
 
 
 def raise_if_not_tried(error: BaseException) -> None:

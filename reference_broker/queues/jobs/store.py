@@ -387,7 +387,10 @@ class QueueStore(Protocol):
         """Queues that exist in the store, by name."""
 
     def set_aside(self, name: str, problem: str) -> None:
-        """Nothing is to be done with a queue until the broker starts again, so that its files stay as they are."""
+        """Nothing is to be done with a queue until :meth:`take_back`, so that its files stay as they are."""
+
+    def take_back(self, name: str) -> None:
+        """A queue that was set aside is about to be opened once more."""
 
     def unusable(self, name: str) -> str | None:
         """Why a queue was set aside, by :meth:`stored_queues` or by :meth:`set_aside`; None = it was not.

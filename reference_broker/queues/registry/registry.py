@@ -34,6 +34,7 @@ from assay.reference_broker.queues.jobs.errors import (
     QueueError,
     QueueErrorCode,
     QueueOpenError,
+    may_pass,
     raise_if_not_tried,
 )
 from assay.reference_broker.queues.jobs.store import QueueStore, RecoveryNote
@@ -47,6 +48,7 @@ from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.memory_limit import MemoryLimit
 from assay.reference_broker.queues.registry.removal import Removal, check_removable
+from assay.reference_broker.queues.registry.reopening import Reopening
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
@@ -102,6 +104,7 @@ class QueueRegistry:
         """Ephemeral queues, and when each was known to have a consumer; if never, when it was created."""
         self.expire_due_at: float | None = None
         """When to call :meth:`expire`."""
+        self.reopening = Reopening()
         self.queues: dict[str, DurableQueue] = {}
         self.admit: Callable[[QueueConfig, bool], QueueConfig] | None = None
         """Asked about a queue that is about to be created, and whether that is by use; may change it, or refuse."""
@@ -112,8 +115,8 @@ class QueueRegistry:
         """Open and recover every stored and configured queue.
 
         One that cannot be opened is set aside, and the others go on: its name is not free, whoever wants something of
-        it gets an error, and its files stay as they are. Raises :class:`QueueOpenError` when the configuration is to
-        blame.
+        it gets an error, and its files stay as they are. Where it was for want of room, :meth:`reopen` tries again.
+        Raises :class:`QueueOpenError` when the configuration is to blame.
         """
         stored = {queue.name: queue for queue in self._store.stored_queues()}
         for name in dict.fromkeys([queue.name for queue in self._config.configured] + list(stored)):
@@ -139,6 +142,27 @@ class QueueRegistry:
             except LogError as error:
                 raise_if_not_tried(error)
                 self.set_aside(name, str(error))
+                if may_pass(error):
+                    self.reopening.failed(config, now)
+
+    def reopen(self, now: float) -> DurableQueue | None:
+        """Try one queue again that found no room as it was opened; None when none is due, or there is still none."""
+        config = self.reopening.next_due(now)
+        if config is None:
+            return None
+        self._store.take_back(config.name)
+        try:
+            queue = self._open(config, None, now)
+        except LogError as error:
+            self.set_aside(config.name, str(error))
+            if may_pass(error):
+                self.reopening.failed(config, now)
+            else:
+                self.reopening.ended(config.name)
+            return None
+        self.reopening.ended(config.name)
+        self._store.note(config.name, "", "it is open: there is room for it again")
+        return queue
 
     def set_aside(self, name: str, problem: str) -> None:
         """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening."""

@@ -74,11 +74,13 @@ def recover(
                 if transaction is None:
                     transaction = found[transaction_id] = _undecided(coordinator, transaction_id, span, queues, now)
                 transaction.partitions[partition] = queue
-    coordinator.partitions.clear()
+    coordinator.partitions = {at: each for at, each in coordinator.partitions.items() if is_unusable(at[0])}
     for transaction_id, decision in coordinator.decisions.items():
         names = [*(name for name, _ in decision.partitions), *(held.queue for held in decision.held)]
         if any(map(is_unusable, names)):
             coordinator.kept.add(transaction_id)
+        else:
+            coordinator.kept.discard(transaction_id)
     if is_stale:
         # Before the offsets are given out again that a stale snapshot knows as other messages'.
         coordinator.sync_now()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
     from assay.reference_broker.queues.partitions.partition import QueuePartition
     from assay.reference_broker.queues.queue.queue import DurableQueue
+    from assay.reference_broker.queues.transactions.coordinator import Coordinator
 
 _ENDED_DEADLINES = 1_024
 """So many more than there are transactions that have not ended are kept for those that have."""
@@ -80,16 +81,42 @@ class Transactions(ProducerNames):
             if not any(queue.had_producers(part.index) for queue in self._queues.values() for part in queue.partitions):
                 return
             coordinator = self.memory.coordinator
+        self._take_up(coordinator, self._queues, now, set_aside, is_unusable)
+
+    def take_up(
+        self,
+        queue: DurableQueue,
+        now: float,
+        set_aside: Callable[[str, str], None],
+        is_unusable: Callable[[str], bool],
+    ) -> None:
+        """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is."""
+        if not any(queue.had_producers(partition.index) for partition in queue.partitions):
+            return
+        try:
+            self._take_up(self.memory.coordinator, {queue.name: queue}, now, set_aside, is_unusable)
+        except (LogError, QueueError) as error:
+            set_aside(queue.name, f"which of its transactions are committed is not known: {error}")
+
+    def _take_up(
+        self,
+        coordinator: Coordinator,
+        queues: Mapping[str, DurableQueue],
+        now: float,
+        set_aside: Callable[[str, str], None],
+        is_unusable: Callable[[str], bool],
+    ) -> None:
         ended = transaction_recovery.recover(
-            coordinator, self._queues, now, self.memory.forget_partition, set_aside, is_unusable
+            coordinator, queues, now, self.memory.forget_partition, set_aside, is_unusable
         )
-        for queue in self._queues.values():
+        for queue in queues.values():
             for partition in queue.partitions if queue.has_producers else ():
                 self.memory.remember(queue, partition)
                 if partition.produced is not None:
                     queue.hide(partition, partition.produced.hidden)
         for transaction in ended:
-            self._phases.resume(transaction)
+            if queues is self._queues or transaction.partitions or transaction.also:
+                self._phases.resume(transaction)
 
     # -- beginning and finding -----------------------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""Queues that find no room on the disk as they are opened: refused, tried again ever more rarely, and whole then."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from assay.reference_broker.config import QueueConfig, QueuesConfig
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.registry.reopening import Reopening
+from assay.sim.disk import DiskProfile, SimDisk
+
+from .actor import Actor
+from .conftest import QueueBench
+
+
+def _with_room(disk: SimDisk, spare_bytes: int) -> None:
+    capacity_bytes = disk.used_bytes + spare_bytes
+    disk.profile = msgspec.structs.replace(disk.profile, capacity_bytes=capacity_bytes)
+
+
+def _restart(bench: QueueBench, disk: SimDisk, *configured: QueueConfig) -> None:
+    """As after an end that nobody saw coming, with other queues configured."""
+    disk.crash()
+    bench.config = msgspec.structs.replace(bench.config, configured=configured)
+    bench.engine = bench._open()
+
+
+def _is_refused(bench: QueueBench) -> bool:
+    try:
+        bench.publish("more")
+    except QueueError as error:
+        assert error.code is QueueErrorCode.STORAGE_FAILED
+        return True
+    return False
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk(random.Random(5), DiskProfile(stall_rate=0))
+
+
+@pytest.fixture
+def bench(disk: SimDisk) -> QueueBench:
+    return QueueBench(disk, durability="fsync")
+
+
+def test_a_queue_is_opened_once_there_is_room_with_all_that_it_holds(bench: QueueBench, disk: SimDisk) -> None:
+    actor = Actor(bench)
+    committed, aborted = actor.begin(), None
+    actor.publish("committed", committed)
+    bench.turn()
+    actor.commit(committed)
+    bench.turn()
+    aborted = actor.begin()
+    actor.publish("aborted", aborted)
+    actor.publish("elsewhere", aborted, topic="$queue/other")
+    bench.publish("plain")
+    bench.turn()
+    _with_room(disk, 0)
+    _restart(bench, disk, QueueConfig(name="q", partitions=2))
+    assert bench.engine.unusable_queues() == ["q"]
+    bench.advance(50)
+    assert _is_refused(bench)
+    _with_room(disk, 1_000_000)
+    bench.advance(60)
+    assert bench.engine.unusable_queues() == []
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == ["committed", "plain"], "the open transaction was aborted by the end of the broker"
+    other = bench.consumer("o", queue="other")
+    bench.turn()
+    assert other.values == []
+    again = Actor(bench).begin()
+    bench.publish("more")
+    bench.turn()
+    assert consumer.values[2:] == ["more"]
+    assert again
+
+
+def test_a_commit_that_was_decided_is_finished_in_a_queue_that_opens_late(bench: QueueBench, disk: SimDisk) -> None:
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("here", transaction)
+    actor.publish("there", transaction, topic="$queue/other")
+    bench.turn()
+    engine = bench.engine
+    decided = actor.commit(transaction)
+    for _ in range(10):  # up to the moment at which the decision is durable, and no queue was told
+        engine.tick(bench.now)
+        engine.dispatch(bench.now)
+        coordinator = engine.transactions.memory.coordinator
+        jobs = engine.take_jobs(bench.now)
+        for job in jobs:
+            job.run()
+        if transaction in coordinator.decisions and jobs:
+            break
+        for job in jobs:
+            engine.job_done(job, None, bench.now)
+    assert transaction in coordinator.decisions
+    assert not decided.confirmed
+    _with_room(disk, 0)
+    _restart(bench, disk, QueueConfig(name="q", partitions=2))
+    assert bench.engine.unusable_queues() == ["q"]
+    _with_room(disk, 1_000_000)
+    bench.advance(0)
+    for queue, value in (("other", "there"), ("q", "here")):
+        bench.advance(2 if queue == "q" else 0)
+        consumer = bench.consumer(queue, queue=queue)
+        bench.turn()
+        assert consumer.values == [value], queue
+    assert transaction not in bench.engine.transactions.memory.coordinator.decisions
+
+
+def test_a_configured_queue_is_created_once_there_is_room(bench: QueueBench, disk: SimDisk) -> None:
+    bench.publish("plain", topic="$queue/other")
+    bench.turn()
+    _with_room(disk, 0)
+    _restart(bench, disk, QueueConfig(name="q", partitions=1))
+    assert _is_refused(bench)
+    _with_room(disk, 1_000_000)
+    bench.advance(1)
+    assert not _is_refused(bench)
+    other = bench.consumer("o", queue="other")
+    bench.turn()
+    assert other.values == ["plain"]
+
+
+def test_it_is_tried_ever_more_rarely_and_once_a_turn() -> None:
+    reopening = Reopening()
+    assert reopening.due_at is None
+    assert reopening.next_due(10**9) is None
+    now, tries = 1_000.0, []
+    for name in ("a", "b"):
+        reopening.failed(QueueConfig(name=name), now)
+    while now < 1_000.0 + 300:
+        due_at = reopening.due_at
+        assert due_at is not None
+        assert reopening.next_due(due_at - 0.001) is None
+        now = max(now, due_at)
+        config = reopening.next_due(now)
+        assert config is not None
+        tries.append((config.name, now - 1_000.0))
+        reopening.failed(config, now)
+    assert [at for name, at in tries if name == "a"] == [1, 3, 7, 15, 31, 63, 123, 183, 243, 303]
+    assert sum(name == "b" for name, _ in tries) >= 9
+    reopening.ended("a")
+    reopening.ended("b")
+    assert reopening.due_at is None
+
+
+def test_nothing_is_tried_where_nothing_waits(bench: QueueBench) -> None:
+    assert isinstance(bench.config, QueuesConfig)
+    bench.publish("plain")
+    bench.turn()
+    assert bench.engine._registry.reopen(bench.now + 10**6) is None
