@@ -122,7 +122,8 @@ class Authenticator:
     def __init__(self, config: AuthConfig, cache_key: bytes) -> None:
         """``cache_key`` is a secret of this process. Raises :class:`ConfigError` for a malformed or doubled user."""
         self._cache_key = cache_key
-        self._waiting: deque[PasswordCheck] = deque()
+        self.waiting: deque[PasswordCheck] = deque()
+        """Checks that are to be taken; some may be of clients that are gone."""
         self._running = 0
         self._users: tuple[UserConfig, ...] | None = None
         self.configure(config)
@@ -171,8 +172,8 @@ class Authenticator:
 
     def check(self, username: str, password: bytes, on_done: OnChecked) -> PasswordCheck:
         """Have a password checked; ``on_done`` is called with the answer. Raises :class:`CheckQueueFullError`."""
-        self._waiting = deque(check for check in self._waiting if check.on_done is not None)
-        if len(self._waiting) >= MAX_WAITING_CHECKS:
+        self.waiting = deque(check for check in self.waiting if check.on_done is not None)
+        if len(self.waiting) >= MAX_WAITING_CHECKS:
             raise CheckQueueFullError
         stored = self._passwords.get(username)
         check = PasswordCheck(
@@ -183,14 +184,14 @@ class Authenticator:
             users=self._users,
             on_done=on_done,
         )
-        self._waiting.append(check)
+        self.waiting.append(check)
         return check
 
     def take_checks(self) -> list[PasswordCheck]:
         """Checks to run now, in any threads; each must be handed to :meth:`finish`."""
         taken: list[PasswordCheck] = []
-        while self._waiting and self._running < MAX_RUNNING_CHECKS:
-            check = self._waiting.popleft()
+        while self.waiting and self._running < MAX_RUNNING_CHECKS:
+            check = self.waiting.popleft()
             if check.on_done is not None:
                 self._running += 1
                 taken.append(check)

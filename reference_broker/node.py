@@ -252,7 +252,7 @@ class BrokerNode:
         journal = self.state.journal
         assert journal is not None
         turn = journal.turn
-        if journal.has_changes or (store.must_retry and now >= (store.next_deadline() or now)):
+        if journal.has_changes or (store.retry_at is not None and now >= store.retry_at):
             try:
                 store.write(journal.take_changes(now), now)
             except LogError as error:
@@ -299,8 +299,8 @@ class BrokerNode:
         jobs = self.engine.take_jobs(now)
         if self._sessions is not None:
             jobs += self._sessions.take_jobs(now)
-        checks = self._authenticator.take_checks()
-        if checks:
+        if self._authenticator.waiting:
+            checks = self._authenticator.take_checks()
             jobs += [BackgroundJob(_PasswordPoint(self._authenticator, check), check) for check in checks]
         return jobs
 

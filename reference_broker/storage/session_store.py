@@ -140,7 +140,8 @@ class SessionStore(SyncPoint):
         self._compactor = Compactor(disk, FOLDER, self._log, BatchEncoder(Compression.NONE), _POLICY)
         self._unwritten: dict[bytes, NewRecord] = {}
         """What a failed write left behind, by key; it is written again with the next."""
-        self._retry_at: float | None = None
+        self.retry_at: float | None = None
+        """A write failed: when to try again, though nothing new comes."""
         self._sync_due_at: float | None = None
         self._may_compact = True
         """Segments were sealed or synced since a compaction was last thought of."""
@@ -219,10 +220,10 @@ class SessionStore(SyncPoint):
         except LogError:
             self._unwritten = {}
             self._with_unwritten(records)
-            self._retry_at = None if self.failure is not None else now + _RETRY_S
+            self.retry_at = None if self.failure is not None else now + _RETRY_S
             raise
         self._unwritten = {}
-        self._retry_at = None
+        self.retry_at = None
         if self._sync_due_at is None:
             wait_s = 0.0 if self._config.durability is Durability.FSYNC else self._config.sync_interval_s
             self._sync_due_at = now + wait_s
@@ -238,17 +239,12 @@ class SessionStore(SyncPoint):
 
     def next_deadline(self) -> float | None:
         """When :meth:`take_jobs` or, after a failed write, :meth:`write` is due."""
-        if self._retry_at is not None:
-            return self._retry_at
+        if self.retry_at is not None:
+            return self.retry_at
         if self.is_syncing:
             return None
         times = (self._sync_due_at, self._wants_room_at)
         return min((time for time in times if time is not None), default=None)
-
-    @property
-    def must_retry(self) -> bool:
-        """A write failed, and nothing new has to come for it to be tried again."""
-        return self._retry_at is not None
 
     def make_room(self, now: float, *, is_low: bool) -> None:
         """Each turn. On a disk that is nearly full: copy what is needed away from the rest, though little was written.

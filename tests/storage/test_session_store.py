@@ -116,11 +116,11 @@ def test_what_could_not_be_written_is_written_with_the_next_turn(monkeypatch: py
         if full:
             with pytest.raises(LogError):
                 store.write(records, float(now))
-            assert store.must_retry
+            assert store.retry_at is not None
             assert store.next_deadline() == now + 1.0
         else:
             store.write(records, float(now))
-            assert not store.must_retry
+            assert store.retry_at is None
             assert SessionStore(_copy(disk), CONFIG).read_all() == values
     monkeypatch.setattr(store._log, "append", append)
     store.write([], 99.0)

@@ -347,9 +347,12 @@ class SessionJournal:
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._dirty or self._retained_topics or self._deleted) or any(
-            other.has_changes for other in self.others
-        )
+        if self._dirty or self._retained_topics or self._deleted:
+            return True
+        for other in self.others:  # noqa: SIM110 - each turn asks, which a generator makes slower
+            if other.has_changes:
+                return True
+        return False
 
     def touched(self, kept: KeptSession) -> None:
         """A session changed."""
