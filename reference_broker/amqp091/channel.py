@@ -13,9 +13,10 @@ from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import FrameType
-from assay.reference_broker.amqp091.wire.methods import Method, decode_method
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Channel:
             detail: dict[str, str | int] = {"client_id": connection.client_id, "detail": str(error)}
             connection.broker.tracer(TraceKind.PROTOCOL_ERROR, detail)
         self.publishing.flush()
-        self.send("channel.close", int(error.code), str(error), error.class_id, error.method_id)
+        self.send("channel.close", int(error.code), error.reply_text, error.class_id, error.method_id)
         self.is_closing = True
         self.end(now)
 
@@ -235,6 +236,24 @@ class Channel:
             self._go_on()
 
         return answered
+
+    def later(self, name: str, carry_out: Callable[[float], None]) -> Confirm:
+        """What to call when a method can be carried out; meanwhile no frame of the channel is handled."""
+        answer = self.answer_later()
+
+        def begin(error: QueueError | None) -> None:
+            refused: AmqpError | None = None
+            if self.is_open:
+                try:
+                    with _Explained(BY_NAME[name]):
+                        if error is not None:
+                            raise error
+                        carry_out(self.connection.broker.now)
+                except AmqpError as told:
+                    refused = told
+            answer(refused)
+
+        return begin
 
     def rules_changed(self, now: float) -> None:
         """Whether its consumers may still read."""

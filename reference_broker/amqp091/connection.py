@@ -635,7 +635,7 @@ class AmqpConnection(Connection):
             # It is told once.
             self._end(now)
             return
-        self.send_method(0, "connection.close", int(error.code), str(error), error.class_id, error.method_id)
+        self.send_method(0, "connection.close", int(error.code), error.reply_text, error.class_id, error.method_id)
         self._release(now)
         self.phase = Phase.CLOSING
         self._cancel_timer()

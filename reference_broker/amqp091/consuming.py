@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consumer_arguments import parse_consumer
@@ -46,6 +47,7 @@ class AmqpConsumer:
         "may_administer",
         "no_ack",
         "record",
+        "served_at",
         "tag",
         "tenant",
         "username",
@@ -66,6 +68,8 @@ class AmqpConsumer:
         self.is_exclusive = False
         self.held = 0
         """Deliveries that it was given and that are not settled."""
+        self.served_at = 0
+        """The tag of its last delivery."""
         self.is_cancelled = False
         self.consumer: Consumer | None = None
 
@@ -276,7 +280,7 @@ class Consuming:
         if consumer.tag and not self._has_room(consumer):
             self._stalled[consumer] = None
             return False
-        tag = self._next_tag
+        tag = consumer.served_at = self._next_tag
         self._next_tag += 1
         message = delivery.message
         kept = message.properties
@@ -325,10 +329,10 @@ class Consuming:
         return self._is_active and not self._channel.connection.is_full
 
     def resume(self) -> None:
-        """There may be room again."""
+        """There may be room again: whoever has waited longest is the first to get some."""
         stalled, self._stalled = self._stalled, {}
         broker = self._channel.connection.broker
-        for consumer in stalled:
+        for consumer in sorted(stalled, key=_served_at) if len(stalled) > 1 else stalled:
             if consumer.consumer is not None:
                 broker.engine.resume(consumer.consumer, broker.now)
 
@@ -441,6 +445,9 @@ class Consuming:
                 engine.unsubscribe(consumer.consumer, now)
         for consumer in consumers.values():
             channel.service.left(channel.vhost, consumer.record, consumer, now)
+
+
+_served_at: Final = attrgetter("served_at")
 
 
 def _although_gone(on_done: Confirm) -> Confirm:

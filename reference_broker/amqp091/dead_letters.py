@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.amqp091.topology import VirtualHost
+from assay.reference_broker.amqp091.topology import TopologyLimits, VirtualHost, routing_keys_of
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.dead_letters import dead_letters as history
@@ -24,6 +24,7 @@ _REASONS: Final = {TTL_EXPIRED: EXPIRED, RETRIES_EXCEEDED: DELIVERY_LIMIT, QUEUE
 """What the engine says; all else was rejected by a consumer, in its own words perhaps."""
 MAX_DEATHS: Final = 64
 """Of one message; the oldest are forgotten."""
+_MAX_KEYS: Final = TopologyLimits().max_routing_keys
 _LOST_ANYWAY: Final = (
     QueueErrorCode.FULL,
     QueueErrorCode.TOO_LARGE,
@@ -125,7 +126,8 @@ class DeadLetterExchange:
         told = dict(message.user_properties)
         reason = _REASONS.get(told.get(history.REASON, ""), REJECTED)
         key = self._queue if kept.routing_key is None else kept.routing_key
-        headers = with_death(kept.headers, self._queue, reason, kept.exchange or "", [key], now, kept.ttl_ms)
+        keys = list(routing_keys_of(key, kept.headers, _MAX_KEYS))
+        headers = with_death(kept.headers, self._queue, reason, kept.exchange or "", keys, now, kept.ttl_ms)
         if self._routing_key is not None:
             # Other keys of the message lead nowhere any more.
             key = self._routing_key

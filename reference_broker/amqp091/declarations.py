@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.amqp091 import rights
@@ -101,7 +102,18 @@ def queue_declare(
         auto_delete=auto_delete,
         arguments=arguments,
     )
-    service.declare(channel.vhost, record, owner=connection, passive=passive, by_server=by_server, now=now)
+    declare = partial(_declare, channel, record, passive, by_server, no_wait)
+    engine, engine_name = connection.broker.engine, service.engine_name(channel.vhost, name)
+    if not passive and engine.is_going(engine_name):
+        # Who deletes a queue, or loses it with a connection, may declare it anew at once.
+        engine.when_gone(engine_name, channel.later("queue.declare", declare))
+        return
+    declare(now)
+
+
+def _declare(channel: Channel, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float) -> None:
+    service, name = channel.service, record.name
+    service.declare(channel.vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now)
     channel.last_queue = name
     consumers = service.consumer_count(channel.vhost, name)
     _changed(channel, no_wait, "queue.declare-ok", name, service.ready_count(channel.vhost, name), consumers)

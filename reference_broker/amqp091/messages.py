@@ -11,7 +11,7 @@ from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.fields import MAX_FIELDS, Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.messages.stored_message import is_plain
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import Kind, MessageProperties, Typed
 
 _MAX_DIGITS: Final = 10
@@ -65,9 +65,21 @@ def message_from(
         publisher=publisher,
         content_type=content_type if is_type else None,
         response_topic=reply_to if is_topic else None,
-        expires_at=0.0 if ttl_ms is None else now + max(ttl_ms, AT_ONCE_MS) / 1_000,
+        expires_at=0.0 if ttl_ms is None else _expiry(ttl_ms, now),
         properties=kept if kept != _NOTHING else None,
     )
+
+
+def _expiry(ttl_ms: int, now: float) -> float:
+    return now + max(ttl_ms, AT_ONCE_MS) / 1_000
+
+
+def begun(message: Message, now: float) -> Message:
+    """A message whose time to live, if it has one, begins now."""
+    kept = message.properties
+    if kept is None or kept.ttl_ms is None:
+        return message
+    return changed(message, expires_at=_expiry(kept.ttl_ms, now))
 
 
 _NOTHING: Final = MessageProperties()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from assay.reference_broker.amqp091.messages import begun
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import QueueAddress, QueueError
@@ -114,7 +115,7 @@ class Commit:
             for settlement in settlements:
                 self._channel.consuming.carry_out(settlement, now, self._committed)
             for published in routed:
-                self._enqueue(published, published.queues[0], self._committed, now)
+                self._enqueue(begun(published.message, now), published.queues[0], self._committed, now)
         else:
             try:
                 self._broker.engine.transactions.begin_alone(now, self._begun)
@@ -155,10 +156,12 @@ class Commit:
             channel.consuming.carry_out(settlement, broker.now, self._note, key)
             yield
         for published in self._transaction.publishes:
+            # It comes to its queues now.
+            message = begun(published.message, broker.now)
             for queue in published.queues:
                 if self._refusal is not None or not channel.is_open:
                     return
-                self._enqueue(published, queue, self._note, broker.now, key)
+                self._enqueue(message, queue, self._note, broker.now, key)
                 yield
 
     def _note(self, error: QueueError | None) -> None:
@@ -167,7 +170,7 @@ class Commit:
 
     def _enqueue(
         self,
-        published: Published,
+        message: Message,
         queue: str,
         on_confirmed: Callable[[QueueError | None], None],
         now: float,
@@ -177,10 +180,10 @@ class Commit:
         if not service.exists(self._vhost, queue):
             on_confirmed(None)
             return
-        kept = published.message.properties
+        kept = message.properties
         place, options = service.place_of(self._vhost, queue, None if kept is None else kept.priority)
         address = QueueAddress(queue=place)
-        self._broker.enqueue(address, published.message, options, self._connection, now, on_confirmed, None, within)
+        self._broker.enqueue(address, message, options, self._connection, now, on_confirmed, None, within)
         if self._broker.engine.is_pressed(address) and not self._connection.is_over:
             self._connection.press()
 
@@ -212,7 +215,8 @@ class Commit:
         for published in self._transaction.publishes:
             reached = bool(published.queues)
             if published.topical is not None:
-                reached |= self._broker.publish(published.topical, self._connection, self._broker.now)
+                now = self._broker.now
+                reached |= self._broker.publish(begun(published.topical, now), self._connection, now)
             if not reached and published.give_back is not None and self._channel.is_open:
                 published.give_back()
             yield
@@ -221,6 +225,7 @@ class Commit:
         self._transaction.give_room_back(self._channel)
         if self._failure is None:
             self._answer("tx.commit-ok")
+            self._channel.consuming.resume()
             return
         text = f"nothing was committed: {self._failure.text}"
         self._answer(AmqpError(Reply.PRECONDITION_FAILED, text, rule=SEMANTICS))

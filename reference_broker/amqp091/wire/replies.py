@@ -47,6 +47,10 @@ class AmqpError(Exception):
         self.class_id = self.method_id = 0
         """The method that it was about; 0 = none."""
 
+    @property
+    def reply_text(self) -> str:
+        """Written as RabbitMQ writes it: clients look for the name, and some for the text."""
+        return f"{self.code.name} - {self.text}"
+
     def __str__(self) -> str:
-        name = self.code.name.replace("_", "-")
-        return f"{name} - {self.text}" + (f" ({self.rule})" if self.rule else "")
+        return self.reply_text + (f" ({self.rule})" if self.rule else "")

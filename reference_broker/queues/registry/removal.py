@@ -44,6 +44,10 @@ class Removal:
         self.queue = queue
         self.on_removed: Callable[[], None] = _nothing
         """Called as soon as the files are gone, before ``on_done``."""
+        self.waiting: list[Confirm] = []
+        """Who else is told of the end."""
+        self.failure: QueueError | None = None
+        """Why there is none before a restart."""
         self.started = False
         self._on_done = on_done
         self._points: tuple[SyncPoint, ...] = queue.points
@@ -91,7 +95,6 @@ class Removal:
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """See :class:`JobPoint`."""
-        failure: QueueError | None = None
         if error is None:
             self.on_removed()
             self._take_apart()
@@ -100,8 +103,9 @@ class Removal:
                 f"the files of {self.queue.name[:80]!r} cannot be removed: {error.strerror or error}; "
                 "restart the broker once the disk is repaired"
             )
-            failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
-        return [] if self._on_done is None else [(self._on_done, failure)]
+            self.failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
+        told = self.waiting if self._on_done is None else [self._on_done, *self.waiting]
+        return [(each, self.failure) for each in told]
 
     def _take_apart(self) -> None:
         """Nobody asks the queue anything any more: without cycles it is gone at once, however much it held."""
