@@ -35,7 +35,7 @@ _ABOVE_ZERO = {
     "sync_interval_s",
     "timeout_s",
 }
-_ZERO_IS_NO_LIMIT = ("group.max_in_flight", "retention.max_messages", "quotas.")
+_ZERO_IS_NO_LIMIT = ("group.max_in_flight", "retention.max_messages", "retention.segment_bytes", "quotas.")
 """Parts of paths: the same names elsewhere need more than 0."""
 
 

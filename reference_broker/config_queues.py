@@ -112,6 +112,10 @@ class RetentionConfig(Section, frozen=True, kw_only=True):
     max_messages: int = 0
     past_groups: bool = False
     """Delete also what a group still needs."""
+    keep_settled: bool = False
+    """Keep what every group has settled: a stream, of which these limits alone delete anything. None of it expires."""
+    segment_bytes: int = 0
+    """Of these segments; 0 = ``queues.segment_bytes``."""
 
     @property
     def has_limits(self) -> bool:
@@ -326,6 +330,7 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
 
 
 MAX_TOPICS = 1_000
+MIN_SEGMENT_BYTES = 4_096
 _NOT_BOUND = ("$dlq", "$SYS", "$share", "$admin")
 
 
@@ -389,6 +394,8 @@ def limit_problems(queue: QueueConfig) -> list[str]:
         )
         if not value >= lowest
     ]
+    if queue.retention.segment_bytes and queue.retention.segment_bytes < MIN_SEGMENT_BYTES:
+        problems.append(f"{where}.retention.segment_bytes must be {MIN_SEGMENT_BYTES} or more, or 0")
     if not all(1 <= weight <= 1_000_000 for weight in queue.priority.weights):
         problems.append(f"{where}.priority.weights must be 1 to 1000000 each")
     if queue.slow_consumer.action is not SlowConsumerAction.NONE and not queue.slow_consumer.after_s > 0:

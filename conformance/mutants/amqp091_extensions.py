@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
-from assay.reference_broker.amqp091 import service
+from assay.reference_broker.amqp091 import consumer_arguments, service
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.queues.queue.queue import DurableQueue
@@ -50,6 +50,42 @@ _REWRITES: dict[str, Row] = {
         DirectReplies,
         "open",
         "if not no_ack:",
+        "if False:",
+    ),
+    # Streams
+    "amqp-streams-are-consumed": (
+        "consumers of a stream share its messages",
+        Consuming,
+        "consume",
+        "group = asked.group or consumer.client_id",
+        "group = asked.group or GROUP",
+    ),
+    "amqp-stream-offsets-not-told": (
+        "deliveries of a stream do not say where they are from",
+        Consuming,
+        "_deliver",
+        "if consumer.is_stream:",
+        "if False:",
+    ),
+    "amqp-stream-offsets-ignored": (
+        "who asks for an offset of a stream gets all of it",
+        consumer_arguments,
+        "_position",
+        "value=max(0, value.value)",
+        "value=0",
+    ),
+    "amqp-streams-without-prefetch": (
+        "a stream can be consumed without a prefetch",
+        Consuming,
+        "_check_stream",
+        "if not self._prefetch:",
+        "if False:",
+    ),
+    "amqp-streams-can-be-got": (
+        "a get of a stream is answered",
+        Consuming,
+        "get",
+        "if use.arguments.is_stream:",
         "if False:",
     ),
 }

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from assay.reference_broker.amqp091.queue_settings import INTEGERS
+from assay.reference_broker.amqp091.messages import STREAM_OFFSET
+from assay.reference_broker.amqp091.queue_settings import INTEGERS, interval_s
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.queues.groups.subscribe_options import (
+    EARLIEST,
+    LAST,
+    LATEST,
+    CursorKind,
+    CursorPosition,
+)
+from assay.reference_broker.queues.messages.address import MAX_GROUP_BYTES
+from assay.reference_broker.routing.properties import Kind, Typed
 
-PRIORITY: Final = "x-priority"
+_NAMED: Final = {"first": EARLIEST, "last": LAST, "next": LATEST}
+_NUMBERED: Final = re.compile(r"(?:(offset|timestamp)=)?([0-9]{1,18})", re.ASCII)
+_MILLISECONDS_FROM: Final = 10**12
+"""Unix times from there on are milliseconds."""
 
 
 class ConsumerArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,26 +33,87 @@ class ConsumerArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     priority: int = 0
     """Those with a higher one get everything while they have room."""
+    offset: CursorPosition | None = None
+    """Where a stream is read from."""
+    group: str = ""
+    """Who read a stream together, and go on where they were; empty = alone."""
 
 
 NO_ARGUMENTS: Final = ConsumerArguments()
 
 
-def parse_consumer(arguments: Table) -> ConsumerArguments:
+def parse_consumer(arguments: Table, now: float, *, is_stream: bool) -> ConsumerArguments:
     """Raises :class:`AmqpError` (406) for a value that makes no sense, and for an argument that is not supported."""
     found = NO_ARGUMENTS
+    readers = _OF_STREAMS if is_stream else _OF_QUEUES
     for name, value in arguments:
         if not name.startswith("x-"):
             # It is for people.
             continue
-        if name != PRIORITY:
-            raise _refused(name, "it is not supported")
-        if value.kind not in INTEGERS:
-            raise _refused(name, "it must be an integer")
-        found = msgspec.structs.replace(found, priority=value.value)
+        reader = readers.get(name)
+        if reader is None:
+            raise _refused(name, f"it is not supported of {'streams' if is_stream else 'queues'}")
+        try:
+            found = reader(found, value, now)
+        except ValueError as error:
+            raise _refused(name, str(error)) from error
     return found
 
 
 def _refused(name: str, problem: str) -> AmqpError:
     text = f"invalid arg '{name[:80]}' of basic.consume: {problem}"
     return AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.consumer.priority")
+
+
+def _priority(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
+    if value.kind not in INTEGERS:
+        raise ValueError("it must be an integer")
+    return msgspec.structs.replace(found, priority=value.value)
+
+
+def _offset(found: ConsumerArguments, value: Typed, now: float) -> ConsumerArguments:
+    return msgspec.structs.replace(found, offset=_position(value, now))
+
+
+def _position(value: Typed, now: float) -> CursorPosition:
+    """An offset, ``first``, ``last``, ``next``, a time, or how long ago. Raises :class:`ValueError`."""
+    if value.kind in INTEGERS:
+        return CursorPosition(kind=CursorKind.OFFSET, value=max(0, value.value))
+    if value.kind is Kind.SECONDS:
+        return CursorPosition(kind=CursorKind.TIME, value=value.value * 1_000)
+    if value.kind is not Kind.TEXT:
+        raise ValueError("it must be a text, an integer or a timestamp")
+    text = value.value
+    named = _NAMED.get(text)
+    if named is not None:
+        return named
+    numbered = _NUMBERED.fullmatch(text)
+    if numbered is None:
+        return CursorPosition(kind=CursorKind.TIME, value=max(0, int((now - interval_s(text)) * 1_000)))
+    number = int(numbered[2])
+    if numbered[1] != "timestamp":
+        return CursorPosition(kind=CursorKind.OFFSET, value=number)
+    return CursorPosition(kind=CursorKind.TIME, value=number if number > _MILLISECONDS_FROM else number * 1_000)
+
+
+def _group(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
+    if value.kind is not Kind.TEXT or not 0 < len(value.value.encode()) <= MAX_GROUP_BYTES or "\0" in value.value:
+        raise ValueError(f"it must be a text of 1 to {MAX_GROUP_BYTES} bytes without NUL")
+    return msgspec.structs.replace(found, group=value.value)
+
+
+def _auto_commit(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
+    if value.kind is not Kind.BOOL:
+        raise ValueError("it must be true or false")
+    if not value.value:
+        raise ValueError("what is acknowledged is committed; nothing else is supported")
+    return found
+
+
+_Reader = Callable[[ConsumerArguments, Typed, float], ConsumerArguments]
+_OF_QUEUES: Final[dict[str, _Reader]] = {"x-priority": _priority}
+_OF_STREAMS: Final[dict[str, _Reader]] = {
+    STREAM_OFFSET: _offset,
+    "x-consumer-group": _group,
+    "x-auto-commit": _auto_commit,
+}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consumer_arguments import parse_consumer
 from assay.reference_broker.amqp091.declarations import named_queue
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, ReplyConsumer
-from assay.reference_broker.amqp091.messages import properties_of
+from assay.reference_broker.amqp091.messages import properties_of, with_offset
 from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
 from assay.reference_broker.amqp091.topology import QueueRecord
@@ -19,7 +21,7 @@ from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.pending import UNLIMITED
-from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
+from assay.reference_broker.queues.groups.subscribe_options import LATEST, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
@@ -44,6 +46,7 @@ class AmqpConsumer:
         "held",
         "is_cancelled",
         "is_exclusive",
+        "is_stream",
         "may_administer",
         "no_ack",
         "record",
@@ -66,6 +69,8 @@ class AmqpConsumer:
         self.may_administer = connection.may_administer
         self.no_ack = no_ack
         self.is_exclusive = False
+        self.is_stream = False
+        """It reads a stream: whatever it says of a message, that stays where it is."""
         self.held = 0
         """Deliveries that it was given and that are not settled."""
         self.served_at = 0
@@ -163,8 +168,8 @@ class Consuming:
         if tag in self._consumers or (self.replies is not None and tag == self.replies.tag):
             text = f"attempt to reuse consumer tag '{tag[:80]}'"
             raise AmqpError(Reply.NOT_ALLOWED, text, rule="basic.consume.consumer-tag")
-        asked = parse_consumer(arguments)
         if name == REPLY_TO:
+            parse_consumer(arguments, now, is_stream=False)
             tag = tag or self._new_tag()
             self.replies = service.replies.open(channel, tag, no_ack=no_ack)
             if not no_wait:
@@ -173,6 +178,9 @@ class Consuming:
         rights.check_queue(connection, name, read=True)
         record = service.find(vhost, name, connection)
         use = service.use_of(vhost, record)
+        asked = parse_consumer(arguments, now, is_stream=use.arguments.is_stream)
+        if use.arguments.is_stream:
+            self._check_stream(name, no_ack=no_ack)
         if use.is_exclusive or (exclusive and use.consumers):
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
@@ -180,11 +188,16 @@ class Consuming:
         consumer = AmqpConsumer(channel, record, tag, self._new_name(), no_ack=no_ack)
         consumer.is_exclusive = exclusive
         # Without acknowledgements there is nothing that a prefetch could count.
-        options = SubscribeOptions(prefetch=0 if no_ack else self._prefetch, priority=asked.priority)
+        group, options = GROUP, SubscribeOptions(prefetch=0 if no_ack else self._prefetch, priority=asked.priority)
+        if use.arguments.is_stream:
+            consumer.is_stream = True
+            group = asked.group or consumer.client_id
+            start = LATEST if asked.offset is None and not asked.group else asked.offset
+            options = msgspec.structs.replace(options, cursor=start, transient=not asked.group)
         consumer.consumer = connection.broker.consume(
             consumer,
             self._address(name),
-            GROUP,
+            group,
             lambda delivery: self._deliver(consumer, delivery),
             now,
             options=options,
@@ -194,6 +207,15 @@ class Consuming:
         if not no_wait:
             channel.send("basic.consume-ok", tag)
         service.joined(vhost, record, consumer)
+
+    def _check_stream(self, queue: str, *, no_ack: bool) -> None:
+        """Raises :class:`AmqpError`: a stream is read with acknowledgements, which ask for more (406, 540)."""
+        if no_ack:
+            text = f"automatic acknowledgement of the stream '{queue[:80]}'"
+            raise AmqpError(Reply.NOT_IMPLEMENTED, text, rule="rmq.x-queue-type")
+        if not self._prefetch:
+            text = f"consumer prefetch count is not set for the stream '{queue[:80]}'"
+            raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.x-queue-type")
 
     def _new_tag(self) -> str:
         return f"amq.ctag-{self._channel.connection.broker.rng.randbytes(12).hex()}"
@@ -248,6 +270,8 @@ class Consuming:
         record = service.find(vhost, name, connection)
         service.touch(vhost, record, now)
         use = service.use_of(vhost, record)
+        if use.arguments.is_stream:
+            raise AmqpError(Reply.NOT_IMPLEMENTED, f"a get of the stream '{name[:80]}'", rule="rmq.x-queue-type")
         if use.is_exclusive:
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
@@ -298,7 +322,10 @@ class Consuming:
             ready = channel.service.ready_count(channel.vhost, consumer.record.name)
             method = encode_method(_GET_OK, tag, repeated, exchange, key, ready)
         body = message.payload
-        header = header_of(len(body), properties_of(message, connection.broker.now), connection.frame_max_bytes)
+        properties = properties_of(message, connection.broker.now)
+        if consumer.is_stream:
+            properties = with_offset(properties, delivery.offset)
+        header = header_of(len(body), properties, connection.frame_max_bytes)
         number = channel.number
         connection.send(
             frame(FrameType.METHOD, number, method) + content_frames(number, header, body, connection.frame_max_bytes)
@@ -347,10 +374,15 @@ class Consuming:
         self._settle(self._taken(tag, multiple), Outcome.ACCEPT, now)
 
     def nack(self, tag: int, multiple: bool, requeue: bool, now: float) -> None:
-        self._settle(self._taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
+        self._refuse(self._taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
 
     def reject(self, tag: int, requeue: bool, now: float) -> None:
-        self._settle(self._taken(tag, False), Outcome.FAIL if requeue else Outcome.REJECT, now)
+        self._refuse(self._taken(tag, False), Outcome.FAIL if requeue else Outcome.REJECT, now)
+
+    def _refuse(self, taken: list[tuple[int, Unsettled]], outcome: Outcome, now: float) -> None:
+        """What is read of a stream stays where it is, whatever its reader says."""
+        self._settle([each for each in taken if not each[1].consumer.is_stream], outcome, now)
+        self._settle([each for each in taken if each[1].consumer.is_stream], Outcome.ACCEPT, now)
 
     def _taken(self, tag: int, multiple: bool) -> list[tuple[int, Unsettled]]:
         """What a tag stands for. Raises :class:`AmqpError` (406) for one that stands for nothing."""

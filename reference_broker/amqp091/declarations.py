@@ -155,7 +155,9 @@ def queue_purge(channel: Channel, queue: str, no_wait: bool, now: float) -> None
     connection = channel.connection
     name = named_queue(channel, queue)
     rights.check_queue(connection, name, read=True)
-    channel.service.find(channel.vhost, name, connection)
+    record = channel.service.find(channel.vhost, name, connection)
+    if channel.service.use_of(channel.vhost, record).arguments.is_stream:
+        raise AmqpError(Reply.NOT_IMPLEMENTED, f"a purge of the stream '{name[:80]}'", rule="rmq.x-queue-type")
     answer = channel.answer_later()
 
     def purged(found: int | QueueError) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Final
 
+import msgspec
+
 from assay.reference_broker.amqp091.queue_settings import AT_ONCE_MS
 from assay.reference_broker.amqp091.topology.routes import BCC, CC
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
@@ -83,6 +85,7 @@ def begun(message: Message, now: float) -> Message:
 
 
 _NOTHING: Final = MessageProperties()
+STREAM_OFFSET: Final = "x-stream-offset"
 _MAX_BYTES: Final = 255
 """Of a short string, names of fields among them."""
 _NOT_IN_TEXTS: Final = frozenset("\0")
@@ -132,6 +135,13 @@ def properties_of(message: Message, now: float) -> BasicProperties:
         user_id=None if kept.user_id is None else kept.user_id.decode(errors="replace"),
         app_id=kept.app_id,
     )
+
+
+def with_offset(properties: BasicProperties, offset: int) -> BasicProperties:
+    """What the reader of a stream is given: with the place of the message in it."""
+    kept = tuple([field for field in properties.headers or () if field[0] != STREAM_OFFSET])
+    headers = (*kept[: MAX_FIELDS - 1], (STREAM_OFFSET, Typed(Kind.I64, offset)))
+    return msgspec.structs.replace(properties, headers=headers)
 
 
 def _fits(text: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
 
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.config import LimitScope, Overflow
+from assay.reference_broker.config import MIN_SEGMENT_BYTES, LimitScope, Overflow
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 
@@ -24,6 +25,12 @@ _AT_ONCE_IN_MEMORY_S: Final = 0.0001
 MAX_IN_FLIGHT: Final = 65_535
 """What a consumer without prefetch may hold."""
 MAX_DEPTH: Final = 10_000_000
+STREAM: Final = "stream"
+_INTERVAL: Final = re.compile(r"([0-9]{1,9})([YMWDhms])", re.ASCII)
+_UNITS_S: Final = {"Y": 31_536_000, "M": 2_592_000, "W": 604_800, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+_NO_LIMIT: Final = 10**15
+_SEGMENTS: Final = 8
+"""Of a stream that may have so many bytes."""
 _STRICT_WEIGHTS: Final = [1_000_000, 100_000, 10_000, 100, 1]
 
 
@@ -43,18 +50,29 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     """None = the one that the message has."""
+    queue_type: str = "classic"
+    max_age_s: float = 0.0
+    """Of a stream; 0 = for ever."""
+    segment_bytes: int = 0
+    """Of a stream, which lets go of whole segments; 0 = as suits its limits."""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.queue_type == STREAM
 
 
 def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
     """Raises :class:`AmqpError` (406) for a value that makes no sense, and for an argument that is not supported."""
     given: dict[str, Any] = {}
+    is_stream = any(name == "x-queue-type" and value.value == STREAM for name, value in arguments)
+    allowed = _OF_STREAMS if is_stream else _READERS.keys() - _OF_STREAMS_ALONE
     for name, value in arguments:
         if not name.startswith("x-"):
             # It is for people.
             continue
-        reader = _READERS.get(name)
+        reader = _READERS.get(name) if name in allowed else None
         if reader is None:
-            raise _refused(queue, name, value, "it is not supported")
+            raise _refused(queue, name, value, f"it is not supported of {'streams' if is_stream else 'queues'}")
         field, problem = reader(value, given)
         if problem:
             raise _refused(queue, name, value, problem)
@@ -94,9 +112,27 @@ def _overflow(value: Typed, _given: dict[str, Any]) -> _Read:
 
 
 def _queue_type(value: Typed, _given: dict[str, Any]) -> _Read:
-    if value.kind is not Kind.TEXT or value.value not in ("classic", "quorum"):
-        return None, "it must be classic or quorum"
-    return None, ""
+    if value.kind is not Kind.TEXT or value.value not in ("classic", "quorum", STREAM):
+        return None, "it must be classic, quorum or stream"
+    return ("queue_type", value.value), ""
+
+
+def interval_s(text: str) -> float:
+    """Of ``7D``, ``12h`` and so on: Y, M, D, h, m, s as RabbitMQ has them, and W. Raises :class:`ValueError`."""
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        raise ValueError("it must be a number of Y, M, W, D, h, m or s")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _max_age(value: Typed, _given: dict[str, Any]) -> _Read:
+    if value.kind in INTEGERS and 0 < value.value < 1 << 40:
+        return ("max_age_s", float(value.value)), ""
+    try:
+        seconds = interval_s(value.value) if value.kind is Kind.TEXT else 0.0
+    except ValueError as error:
+        return None, str(error)
+    return (("max_age_s", seconds), "") if seconds else (None, "it must be more than nothing")
 
 
 def _flag(field: str) -> Any:
@@ -129,7 +165,11 @@ _READERS: Final[dict[str, Any]] = {
     "x-single-active-consumer": _flag("is_single_active"),
     "x-overflow": _overflow,
     "x-queue-type": _queue_type,
+    "x-max-age": _max_age,
+    "x-stream-max-segment-size-bytes": _integer("segment_bytes", 1, 1 << 32),
 }
+_OF_STREAMS_ALONE: Final = frozenset({"x-max-age", "x-stream-max-segment-size-bytes"})
+_OF_STREAMS: Final = _OF_STREAMS_ALONE | {"x-queue-type", "x-max-length", "x-max-length-bytes"}
 
 
 _OVERFLOW: Final = {
@@ -173,6 +213,8 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         "limits_count": LimitScope.READY.value,
         "overflow": _OVERFLOW[arguments.overflow][arguments.dead_letter_exchange is not None].value,
     }
+    if arguments.is_stream:
+        return settings | _stream_settings(arguments)
     if arguments.max_priority is not None:
         # As good as strictly by priority.
         settings["priority"] = {"enabled": True, "weights": _STRICT_WEIGHTS, "starvation_s": 0.0}
@@ -187,3 +229,18 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         # Its declaration says when it ends, whoever consumes from it.
         settings |= {"ephemeral": True, "expires_after_s": _FOR_EVER_S}
     return settings
+
+
+def _stream_settings(arguments: QueueArguments) -> dict[str, Any]:
+    """Messages stay, whoever has read them, until the limits of the stream take whole segments away."""
+    most = arguments.max_length_bytes or 0
+    segment_bytes = arguments.segment_bytes or most // _SEGMENTS
+    retention = {
+        "keep_settled": True,
+        "past_groups": True,
+        "max_bytes": most,
+        "max_messages": arguments.max_length or 0,
+        "max_age_s": arguments.max_age_s,
+        "segment_bytes": max(MIN_SEGMENT_BYTES, segment_bytes) if segment_bytes else 0,
+    }
+    return {"max_depth": _NO_LIMIT, "overflow": Overflow.REJECT.value, "retention": retention}

@@ -16,7 +16,7 @@ from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_o
 from assay.reference_broker.amqp091.rights import TOPICS
 from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost, routing_key_of
 from assay.reference_broker.amqp091.wire.frames import OPENING
-from assay.reference_broker.amqp091.wire.replies import AmqpError
+from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
@@ -166,12 +166,15 @@ class Amqp091:
                 self._touch(vhost, found, use, now)
             return
         arguments = parse_arguments(name, record.arguments)
+        if arguments.is_stream:
+            _check_stream(record)
         # Beside the body, its properties count as well.
         most = 2 * self.broker.config.amqp091.max_message_bytes
         settings = settings_of(arguments, durable=record.durable, max_message_bytes=most)
         engine.create_queue(engine_queue, settings, now)
         # Its group begins now: what other groups settle is not taken from it.
-        engine.create_group(engine_queue, GROUP, now)
+        if not arguments.is_stream:
+            engine.create_group(engine_queue, GROUP, now)
         vhost.add_queue(record)
         record = vhost.queues[name]  # which may be another: an exclusive one is not durable
         use = self._begin_use(vhost, record, arguments)
@@ -320,6 +323,18 @@ class Amqp091:
         for vhost in self.topology.vhosts.values():
             for record in list(vhost.queues.values()):
                 self._touch(vhost, record, self.use_of(vhost, record), now)
+
+
+def _check_stream(record: QueueRecord) -> None:
+    """Raises :class:`AmqpError` (406): a stream outlives who declares it."""
+    for holds, what in (
+        (not record.durable and record.exclusive_owner is None, "non-durable"),
+        (record.exclusive_owner is not None, "exclusive"),
+        (record.auto_delete, "auto-delete"),
+    ):
+        if holds:
+            text = f"invalid property '{what}' for queue '{record.name[:80]}': it is a stream"
+            raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.x-queue-type")
 
 
 def _nothing() -> None:

@@ -281,7 +281,7 @@ class QueueEngine(QueueOperations):
         if options.cursor is not None or found.config.group.start is GroupStart.LATEST:
             # What was published before lies before.
             found.write_unwritten()
-        joined = found.group(group, pattern, options.cursor)
+        joined = found.group(group, pattern, options.cursor, transient=options.transient)
         consumer = joined.join(consumer_id, deliver, now, options, notify)
         if heartbeats:
             joined.membership.expect_heartbeats(consumer, now)
@@ -342,7 +342,10 @@ class QueueEngine(QueueOperations):
         """Leave the group: what the consumer holds is ready again at once. Twice is fine."""
         self._agenda.now = now
         if not self._closed and consumer.active and (queue := self._queues.get(consumer.queue)) is not None:
-            queue.groups[consumer.group].leave(consumer, now)
+            group = queue.groups[consumer.group]
+            group.leave(consumer, now)
+            if group.transient and not group.consumers:
+                queue.delete_group(group)
             if queue.config.ephemeral and not queue.consumer_count:
                 self._registry.unused(queue, now)
 

@@ -180,14 +180,17 @@ class LogQueueStore:
             description = _create(disk, folder, config, settings)
         except OSError as error:
             raise self.refusal(config.name, folder, "created", error) from error
+        options = self._memory_options
+        if not in_memory:
+            options = msgspec.structs.replace(self._options, unsynced_counts=config.durability is not Durability.FSYNC)
+        if config.retention.segment_bytes:
+            options = msgspec.structs.replace(options, segment_bytes=config.retention.segment_bytes)
         return LogQueueFiles(
             self,
             disk,
             folder,
             description=description,
-            options=self._memory_options
-            if in_memory
-            else msgspec.structs.replace(self._options, unsynced_counts=config.durability is not Durability.FSYNC),
+            options=options,
             encoder=self._encoders[config.compression],
             volatile=in_memory,
         )
@@ -530,24 +533,26 @@ class LogQueueFiles:
         except OSError as error:
             raise self._store.refusal(self._description.name, folder, "deleted", error) from error
 
-    def open_group(self, group: str, pattern: str) -> PendingLogFile:
+    def open_group(self, group: str, pattern: str, *, transient: bool = False) -> PendingLogFile:
         """See :meth:`QueueFiles.open_group`."""
         name = encode_name(group)
         folder = f"{self._folder}/consumers/{name}"
+        disk = MemoryDisk() if transient else self._disk
+        volatile = self._volatile or transient
         try:
-            self._disk.make_folder(folder)
+            disk.make_folder(folder)
         except OSError as error:
             raise self._store.refusal(self._description.name, folder, "created", error) from error
         log = PendingLogFile(
-            self._disk,
+            disk,
             f"{folder}/{name}{_LOG_SUFFIX}",
             group=group,
             pattern=pattern,
-            volatile=self._volatile,
+            volatile=volatile,
             note=self._note,
-            open_files=self._store.open_files,
+            open_files=None if transient else self._store.open_files,
         )
-        if not self._volatile:
+        if not volatile:
             mark = f"{folder}/{name}{MARK_SUFFIX}"
             try:
                 if not self._disk.exists(mark):

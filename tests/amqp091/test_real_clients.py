@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +134,32 @@ def test_priorities_of_consumers(broker: Broker, channel: BlockingChannel) -> No
     while len(heard) < 4:
         channel.connection.process_data_events(PATIENCE_S)
     assert sorted(heard) == [("high", b"0"), ("high", b"1"), ("low", b"2"), ("low", b"3")]
+
+
+def test_a_stream_is_read_from_any_place(broker: Broker, channel: BlockingChannel) -> None:
+    channel.queue_declare("events", durable=True, arguments={"x-queue-type": "stream", "x-max-age": "7D"})
+    channel.confirm_delivery()
+    for number in range(10):
+        channel.basic_publish("", "events", b"%d" % number)
+
+    def read(offset: Any, count: int) -> list[tuple[int, bytes]]:
+        reader = channel.connection.channel()
+        reader.basic_qos(prefetch_count=3)
+        seen: list[tuple[int, bytes]] = []
+        arguments = {} if offset is None else {"x-stream-offset": offset}
+        for method, properties, body in reader.consume("events", arguments=arguments, inactivity_timeout=PATIENCE_S):
+            seen.append((properties.headers["x-stream-offset"], body))
+            reader.basic_ack(method.delivery_tag)
+            if len(seen) == count:
+                break
+        reader.cancel()
+        reader.close()
+        return seen
+
+    assert read("first", 10) == [(number, b"%d" % number) for number in range(10)]
+    assert read(7, 3) == [(7, b"7"), (8, b"8"), (9, b"9")]
+    assert read("last", 1) == [(9, b"9")]
+    assert read(datetime.datetime.now(tz=datetime.UTC) - datetime.timedelta(hours=1), 2) == [(0, b"0"), (1, b"1")]
 
 
 def test_errors_reach_the_client(channel: BlockingChannel) -> None:

@@ -30,6 +30,8 @@ def resolve(position: CursorPosition, partition: QueuePartition, committed: int)
         return head
     if position.kind is CursorKind.LATEST:
         return end
+    if position.kind is CursorKind.LAST:
+        return max(head, end - 1)
     if position.kind is CursorKind.COMMITTED:
         return committed
     wanted = position.value

@@ -91,12 +91,15 @@ class ConsumerGroup(GroupState):
         rng: random.Random,
         confirm_when_synced: bool,
         volatile: bool,
+        transient: bool = False,
     ) -> None:
         super().__init__(
             config, group_id, log, partitions, agenda, confirm_when_synced=confirm_when_synced, volatile=volatile
         )
         self.owner = owner
         self.pattern = pattern
+        self.transient = transient
+        """It goes with its consumer."""
         self.tracer = tracer
         self.rng = rng
         """Draws the nonces of receipts."""

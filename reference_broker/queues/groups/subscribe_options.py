@@ -31,6 +31,8 @@ class CursorKind(Enum):
     """Where the group is; a new group starts where the queue's configuration says."""
     OFFSET = "offset"
     TIME = "time"
+    LAST = "last"
+    """The last message that there is."""
 
 
 class CursorPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,7 @@ class CursorPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 EARLIEST = CursorPosition(kind=CursorKind.EARLIEST)
 LATEST = CursorPosition(kind=CursorKind.LATEST)
+LAST = CursorPosition(kind=CursorKind.LAST)
 _NAMED = {
     "earliest": EARLIEST,
     "latest": LATEST,
@@ -60,6 +63,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most unsettled deliveries it wants to hold; 0 = as many as the queue allows."""
     notify: bool = False
     """Tell it what it is assigned."""
+    transient: bool = False
+    """Its group is its own, new, in memory, and gone with it."""
     priority: int = 0
     """Where a group keeps no order: consumers with a higher one get everything while they have room."""
 

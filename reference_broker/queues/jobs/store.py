@@ -335,7 +335,7 @@ class QueueFiles(Protocol):
     def groups(self) -> list[StoredGroup]:
         """Groups with stored state, by id."""
 
-    def open_group(self, group: str, pattern: str) -> PendingLog:
+    def open_group(self, group: str, pattern: str, *, transient: bool = False) -> PendingLog:
         """Open and recover, or create. Raises :class:`LogError`."""
 
     def remove_group(self, group: str) -> None:

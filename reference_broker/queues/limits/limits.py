@@ -299,6 +299,9 @@ class QueueLimits(TimeToLive):
     def trim_some(self) -> None:
         """Of very many places some; the others have their turn at once after others have had theirs."""
         contents = self._contents
+        if contents.config.retention.keep_settled:
+            self._to_trim = 0
+            return
         is_freeing = self._agenda.now <= self._frees_until
         groups, partitions = list(contents.groups.values()), contents.partitions
         count = min(self._to_trim, max(1, LOOKED_AT // max(1, len(groups))))

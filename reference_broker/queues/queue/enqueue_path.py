@@ -30,7 +30,7 @@ from assay.reference_broker.queues.messages.stored_message import (
 )
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.partitions.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import SharedMemory
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class EnqueuePath(ABC):
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
+        self._keeps_all = config.retention.keep_settled
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -96,6 +97,8 @@ class EnqueuePath(ABC):
 
         Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
         """
+        if message.expires_at and self._keeps_all:
+            message = changed(message, expires_at=0.0)
         size = len(message.payload)
         if message.user_properties or message.properties is not None:
             size = message_bytes(message)
@@ -110,7 +113,7 @@ class EnqueuePath(ABC):
             text = f"{size} bytes; the queue {self.name!r} holds at most {self.config.max_bytes}"
             raise QueueError(QueueErrorCode.FULL, text)
         if options is not None:
-            if options.ttl_ms is not None:
+            if options.ttl_ms is not None and not self._keeps_all:
                 message = with_ttl(message, options.ttl_ms, now)
             if self._agenda.produce is not None and options.is_produced:
                 self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)

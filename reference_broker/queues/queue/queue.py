@@ -199,6 +199,7 @@ class DurableQueue(EnqueuePath):
             self.count_bytes()
         self.config = self.contents.config = config
         self._codec.ttl_s = config.message_ttl_s
+        self._keeps_all = config.retention.keep_settled
         self.limits.reconfigure()
         self.limits.arm(self._agenda.now)
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
@@ -266,10 +267,12 @@ class DurableQueue(EnqueuePath):
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def group(self, group: str, pattern: str, position: CursorPosition | None = None) -> ConsumerGroup:
+    def group(
+        self, group: str, pattern: str, position: CursorPosition | None = None, *, transient: bool = False
+    ) -> ConsumerGroup:
         """The group of that name and routing-key filter, created when it is new. Raises :class:`QueueError`.
 
-        A new group starts at ``position``; None = where the queue's configuration says.
+        A new group starts at ``position``; None = where the queue's configuration says. ``transient``: see there.
         A filter makes a group of its own, ``<group>@<filter>``, since each group has one cursor per partition.
         """
         check_group_name(group)
@@ -293,7 +296,7 @@ class DurableQueue(EnqueuePath):
         self.admit_group()
         starts = starting_cursors(self.contents, position)
         try:
-            created = self._open_group(group_id, pattern)
+            created = self._open_group(group_id, pattern, transient=transient)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
         if others := is_dead_letter(self.name) and list(self.groups.values())[:-1]:
@@ -330,19 +333,20 @@ class DurableQueue(EnqueuePath):
         with suppress(LogError):
             self.delete_group(mark)
 
-    def _open_group(self, group_id: str, pattern: str) -> ConsumerGroup:
+    def _open_group(self, group_id: str, pattern: str, *, transient: bool = False) -> ConsumerGroup:
         group = ConsumerGroup(
             self,
             self.config,
             group_id,
             pattern,
-            self._files.open_group(group_id, pattern),
+            self._files.open_group(group_id, pattern, transient=transient),
             self.partitions,
             self._agenda,
             self.contents.tracer,
             rng=self._rng,
-            confirm_when_synced=self._confirm_when_synced,
-            volatile=self._files.volatile,
+            confirm_when_synced=self._confirm_when_synced and not transient,
+            volatile=self._files.volatile or transient,
+            transient=transient,
         )
         self.groups[group_id] = group
         self._dispatchers[group] = Dispatcher(group)
@@ -386,7 +390,8 @@ class DurableQueue(EnqueuePath):
         for partition, start in zip(self.partitions, starts, strict=False):
             self.contents.move_head(partition, start)
         self.departures.flush()
-        self._files.remove_group(group.group_id)
+        if not group.transient:
+            self._files.remove_group(group.group_id)
         group.confirm_waiting()
         self.trim()
         self.recount()
