@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import ClassVar, Generic, TypeVar
 
 from assay.conformance.targets import Endpoint
 from assay.conformance.wire import (
@@ -24,6 +26,8 @@ from assay.conformance.wire import (
     encode,
 )
 
+_Came = TypeVar("_Came")
+"""What a protocol's bytes are read into."""
 _READ_BYTES = 65_536
 _TRIES = 4
 """QoS 0 promises nothing for a single message."""
@@ -33,67 +37,110 @@ class BystanderError(Exception):
     """It is not served any more; the text says what happened."""
 
 
-class Bystander:
+class Bystander(ABC, Generic[_Came]):
     """One connection, opened when first needed, that sends messages to itself."""
 
-    def __init__(self, endpoint: Endpoint, version: int, *, timeout_s: float) -> None:
+    malformed: ClassVar[type[Exception]]
+    """Raised by :meth:`_feed` for bytes that are none of the protocol's."""
+
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
         """``timeout_s`` is how long the broker may take to serve it once."""
-        self._endpoint, self._version, self._timeout_s = endpoint, version, timeout_s
-        self._topic = f"assay-bystander/{secrets.token_hex(6)}"
+        self._endpoint, self._timeout_s = endpoint, timeout_s
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._decoder = Decoder(version)
-        self._packets: list[Packet] = []
+        self._came: list[_Came] = []
         self._turn = asyncio.Lock()
-        self._pings: asyncio.Task[None] | None = None
         self._sent = 0
 
     async def join(self) -> None:
         """Connect and be served once, unless that has been done. Raises :class:`BystanderError`."""
         async with self._turn:
             if self._writer is None:
-                with self._failures():
-                    async with asyncio.timeout(self._timeout_s):
-                        await self._open()
-                        await self._round_trip()
+                await self._served(opens=True)
 
     async def prove_served(self) -> None:
         """Send a message and get it back. Raises :class:`BystanderError`; then the next :meth:`join` starts afresh."""
         async with self._turn:
-            with self._failures():
-                async with asyncio.timeout(self._timeout_s):
-                    await self._round_trip()
+            await self._served(opens=False)
 
     def close(self) -> None:
         """Drop the connection."""
-        if self._pings is not None:
-            self._pings.cancel()
-            self._pings = None
         if self._writer is not None:
-            self._writer.transport.abort()
+            with suppress(RuntimeError):  # of a loop that has ended
+                self._writer.transport.abort()
         self._reader = self._writer = None
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
+    async def _served(self, *, opens: bool) -> None:
         try:
-            yield
+            async with asyncio.timeout(self._timeout_s):
+                if opens:
+                    await self._open()
+                await self._round_trip()
         except TimeoutError as error:
             self.close()
             message = f"a client that had no part in it got no answer within {self._timeout_s:g} s"
             raise BystanderError(message) from error
-        except (OSError, EOFError, MalformedPacketError) as error:
+        except (OSError, EOFError, self.malformed) as error:
             self.close()
             message = f"a client that had no part in it lost its connection: {error or type(error).__name__}"
             raise BystanderError(message) from error
 
-    async def _open(self) -> None:
-        self._decoder, self._packets = Decoder(self._version), []
+    async def _connect(self) -> asyncio.StreamWriter:
+        endpoint, self._came = self._endpoint, []
         self._reader, self._writer = await asyncio.open_connection(
-            self._endpoint.host,
-            self._endpoint.port,
-            ssl=self._endpoint.tls_context,
-            server_hostname=self._endpoint.server_name,
+            endpoint.host, endpoint.port, ssl=endpoint.tls_context, server_hostname=endpoint.server_name
         )
+        return self._writer
+
+    def _write(self, data: bytes) -> None:
+        if self._writer is None:
+            message = "it is not connected"
+            raise EOFError(message)
+        self._writer.write(data)
+
+    async def _receive(self) -> _Came:
+        while not self._came:
+            data = await self._reader.read(_READ_BYTES) if self._reader is not None else b""
+            if not data:
+                message = "the broker ended it"
+                raise EOFError(message)
+            self._came += self._feed(data)
+        return self._came.pop(0)
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Connect and be ready for messages."""
+
+    @abstractmethod
+    async def _round_trip(self) -> None:
+        """Send a message and get it back."""
+
+    @abstractmethod
+    def _feed(self, data: bytes) -> Iterable[_Came]:
+        """What the bytes hold, but for what only keeps a connection alive."""
+
+
+class MqttBystander(Bystander[Packet]):
+    """Of MQTT: it subscribes to a topic of its own."""
+
+    malformed = MalformedPacketError
+
+    def __init__(self, endpoint: Endpoint, version: int, *, timeout_s: float) -> None:
+        super().__init__(endpoint, timeout_s=timeout_s)
+        self._version = version
+        self._topic = f"assay-bystander/{secrets.token_hex(6)}"
+        self._decoder = Decoder(version)
+        self._pings: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self._pings is not None:
+            self._pings.cancel()
+            self._pings = None
+        super().close()
+
+    async def _open(self) -> None:
+        self._decoder = Decoder(self._version)
+        writer = await self._connect()
         password = self._endpoint.password
         connect = Connect(
             version=self._version,
@@ -107,7 +154,7 @@ class Bystander:
         self._check(connack, Connack)
         if isinstance(connack, Connack) and connack.properties.server_keep_alive:
             pause_s = connack.properties.server_keep_alive / 2
-            self._pings = asyncio.get_running_loop().create_task(self._ping(self._writer, pause_s))
+            self._pings = asyncio.get_running_loop().create_task(self._ping(writer, pause_s))
         self._send(Subscribe(packet_id=1, subscriptions=(Subscription(filter=self._topic),)))
         answer = await self._receive()
         while isinstance(answer, Publish):
@@ -142,19 +189,10 @@ class Bystander:
             writer.write(encode(Pingreq(), self._version))
 
     def _send(self, packet: Packet) -> None:
-        if self._writer is None:
-            message = "it is not connected"
-            raise EOFError(message)
-        self._writer.write(encode(packet, self._version))
+        self._write(encode(packet, self._version))
 
-    async def _receive(self) -> Packet:
-        while not self._packets:
-            data = await self._reader.read(_READ_BYTES) if self._reader is not None else b""
-            if not data:
-                message = "the broker ended it"
-                raise EOFError(message)
-            self._packets += (packet for packet in self._decoder.feed(data) if not isinstance(packet, Pingresp))
-        return self._packets.pop(0)
+    def _feed(self, data: bytes) -> Iterable[Packet]:
+        return [packet for packet in self._decoder.feed(data) if not isinstance(packet, Pingresp)]
 
     def _check(self, packet: Packet, kind: type[Packet]) -> None:
         if not isinstance(packet, kind):

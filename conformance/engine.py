@@ -25,13 +25,14 @@ import random
 import secrets
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from assay.conformance.amqp091.bystander import AmqpBystander
 from assay.conformance.amqp091.context import AmqpContext
 from assay.conformance.booking import is_told_by, settle, step_of
-from assay.conformance.bystander import Bystander, BystanderError
+from assay.conformance.bystander import Bystander, BystanderError, MqttBystander
 from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
@@ -182,7 +183,7 @@ class Engine:
         self._attempts = 0
         self._members, self._gate = 1, self._new_gate(1)
         """Of the cases that have the broker to themselves."""
-        self._bystanders: dict[bool, Bystander | AmqpBystander] = {}
+        self._bystanders: dict[bool, Bystander[Any]] = {}
         """Of MQTT and (True) of AMQP, present while many cases run, unless the broker does not even serve a client that
         nobody disturbs."""
 
@@ -376,9 +377,9 @@ class Engine:
         """Connect the clients that must not suffer from what the cases do."""
         speaks = self.capabilities.get
         timeout_s = self._alive_timeout_s
-        invited: dict[bool, Bystander | AmqpBystander] = {}
+        invited: dict[bool, Bystander[Any]] = {}
         if speaks("mqtt311") or speaks("mqtt5") or not speaks("amqp091"):
-            invited[False] = Bystander(self.broker.endpoint, 5 if speaks("mqtt5") else 4, timeout_s=timeout_s)
+            invited[False] = MqttBystander(self.broker.endpoint, 5 if speaks("mqtt5") else 4, timeout_s=timeout_s)
         if speaks("amqp091"):
             invited[True] = AmqpBystander(self._endpoint(AMQP_091), timeout_s=timeout_s)
         for is_amqp, bystander in invited.items():

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from assay.conformance.adapter import reference_broker_endpoint
-from assay.conformance.bystander import Bystander, BystanderError
+from assay.conformance.bystander import BystanderError, MqttBystander
 from assay.conformance.case import load_cases
 from assay.conformance.engine import Engine, RunOptions
 from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, load_target
@@ -17,7 +17,7 @@ from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 @pytest.mark.parametrize("version", [4, 5])
 def test_it_is_served_as_long_as_the_broker_runs(version: int) -> None:
     async def main(endpoint: Endpoint) -> None:
-        bystander = Bystander(endpoint, version, timeout_s=5.0)
+        bystander = MqttBystander(endpoint, version, timeout_s=5.0)
         await bystander.join()
         await asyncio.gather(*(bystander.prove_served() for _ in range(20)))
         bystander.close()
@@ -46,7 +46,7 @@ def test_silence_is_noticed() -> None:
         broker = SilentBroker()
         async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
-            bystander = Bystander(Endpoint(host=host, port=port), 4, timeout_s=0.05)
+            bystander = MqttBystander(Endpoint(host=host, port=port), 4, timeout_s=0.05)
             with pytest.raises(BystanderError, match=r"no answer within 0\.05 s"):
                 await bystander.join()
 
@@ -58,7 +58,7 @@ def test_the_end_of_its_connection_is_noticed() -> None:
         broker = SilentBroker()
         async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
-            bystander = Bystander(Endpoint(host=host, port=port), 5, timeout_s=5.0)
+            bystander = MqttBystander(Endpoint(host=host, port=port), 5, timeout_s=5.0)
             joining = asyncio.create_task(bystander.join())
             await broker.connected.wait()
             broker.writers[0].transport.abort()
@@ -70,7 +70,7 @@ def test_the_end_of_its_connection_is_noticed() -> None:
 
 def test_it_joins_again_after_a_failure() -> None:
     async def main(endpoint: Endpoint) -> None:
-        bystander = Bystander(endpoint, 5, timeout_s=5.0)
+        bystander = MqttBystander(endpoint, 5, timeout_s=5.0)
         with pytest.raises(BystanderError, match="not connected"):
             await bystander.prove_served()
         await bystander.join()
