@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _REPLIES: Final = {
     QueueErrorCode.UNKNOWN_QUEUE: Reply.NOT_FOUND,
+    QueueErrorCode.BAD_CURSOR: Reply.PRECONDITION_FAILED,
     QueueErrorCode.BAD_ADDRESS: Reply.PRECONDITION_FAILED,
     QueueErrorCode.BAD_OPTION: Reply.PRECONDITION_FAILED,
     QueueErrorCode.EXISTS: Reply.PRECONDITION_FAILED,

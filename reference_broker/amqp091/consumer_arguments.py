@@ -37,6 +37,8 @@ class ConsumerArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Where a stream is read from."""
     group: str = ""
     """Who read a stream together, and go on where they were; empty = alone."""
+    commits: bool = True
+    """The group goes on where all is acknowledged; otherwise where it commits."""
 
 
 NO_ARGUMENTS: Final = ConsumerArguments()
@@ -57,6 +59,8 @@ def parse_consumer(arguments: Table, now: float, *, is_stream: bool) -> Consumer
             found = reader(found, value, now)
         except ValueError as error:
             raise _refused(name, str(error)) from error
+    if not found.commits and not found.group:
+        raise _refused("x-auto-commit", "it needs x-consumer-group")
     return found
 
 
@@ -105,9 +109,7 @@ def _group(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArgum
 def _auto_commit(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
     if value.kind is not Kind.BOOL:
         raise ValueError("it must be true or false")
-    if not value.value:
-        raise ValueError("what is acknowledged is committed; nothing else is supported")
-    return found
+    return msgspec.structs.replace(found, commits=value.value)
 
 
 _Reader = Callable[[ConsumerArguments, Typed, float], ConsumerArguments]

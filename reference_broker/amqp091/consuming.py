@@ -49,6 +49,7 @@ class AmqpConsumer:
         "is_stream",
         "may_administer",
         "no_ack",
+        "prefetch",
         "record",
         "served_at",
         "tag",
@@ -71,6 +72,8 @@ class AmqpConsumer:
         self.is_exclusive = False
         self.is_stream = False
         """It reads a stream: whatever it says of a message, that stays where it is."""
+        self.prefetch = 0
+        """Of one that commits by itself what it reads: acknowledgements ask for more, and do nothing else."""
         self.held = 0
         """Deliveries that it was given and that are not settled."""
         self.served_at = 0
@@ -194,6 +197,10 @@ class Consuming:
             group = asked.group or consumer.client_id
             start = LATEST if asked.offset is None and not asked.group else asked.offset
             options = msgspec.structs.replace(options, cursor=start, transient=not asked.group)
+            if not asked.commits:
+                # What it acknowledges stays its own until it commits that.
+                consumer.prefetch = self._prefetch
+                options = msgspec.structs.replace(options, prefetch=0)
         consumer.consumer = connection.broker.consume(
             consumer,
             self._address(name),
@@ -351,6 +358,8 @@ class Consuming:
 
     def _has_room(self, consumer: AmqpConsumer) -> bool:
         limit = self._channel_prefetch
+        if consumer.prefetch and consumer.held >= consumer.prefetch:
+            return False
         if limit and not consumer.no_ack and len(self._unsettled) >= limit:
             return False
         return self._is_active and not self._channel.connection.is_full
@@ -428,7 +437,10 @@ class Consuming:
         is no error."""
         consumer, delivery = settlement.held
         broker = self._channel.connection.broker
-        broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done), within=within)
+        if consumer.prefetch and settlement.outcome is Outcome.ACCEPT:
+            on_done(None)
+        else:
+            broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done), within=within)
         consumer.held -= 1
         if consumer.is_cancelled and not consumer.held and consumer in self._leaving:
             del self._leaving[consumer]
@@ -451,6 +463,13 @@ class Consuming:
         for tag, held in taken:
             self.carry_out(Settlement(tag, held, Outcome.FAIL), now, ignore)
         self.resume()
+
+    def reader_of(self, stream: QueueRecord, group: str) -> AmqpConsumer | None:
+        """The first of its consumers that reads a stream in that group."""
+        for consumer in self._consumers.values():
+            if consumer.record is stream and consumer.consumer is not None and consumer.consumer.group == group:
+                return consumer
+        return None
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

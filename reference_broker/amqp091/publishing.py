@@ -11,6 +11,7 @@ from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name, name_of
 from assay.reference_broker.amqp091.messages import is_mqtt_text, message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
+from assay.reference_broker.amqp091.stream_commits import commit, committed_stream
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
 from assay.reference_broker.amqp091.topology.routes import BCC
 from assay.reference_broker.amqp091.transactions import SEMANTICS, Commit, Published, Transaction
@@ -88,6 +89,9 @@ class Publishing:
         if [queue for queue in queues if not service.exists(vhost, queue)]:
             # They were deleted over another protocol, and their bindings are gone with them now.
             queues = vhost.route(name, routing_key, headers).queues
+        if not queues and not name and (stream := committed_stream(routing_key)):
+            self._commit_stream(stream, headers, now)
+            return
         connection.broker.work += len(queues) >> 1
         if not name and (headers or is_reply_name(routing_key)):
             self._reply(routing_key, properties, body)
@@ -116,6 +120,19 @@ class Publishing:
         if topical is not None:
             connection.broker.publish(topical, connection, now)
         self._enqueue(message, queues, _Publish(tag, len(queues)), now)
+
+    def _commit_stream(self, stream: str, headers: Table, now: float) -> None:
+        """See :func:`commit`; it is part of no transaction."""
+        tag = 0
+        if self._confirms:
+            tag = self._next_tag
+            self._next_tag += 1
+
+        def committed(error: QueueError | None) -> None:
+            if tag:
+                self._answer(tag, failed=error is not None)
+
+        commit(self._channel, stream, headers, now, committed)
 
     def _check_keys(self, exchange: str, routing_key: str, headers: Table) -> None:
         """Whether the client may publish there, with each of its keys; queues that came over MQTT are found by theirs.

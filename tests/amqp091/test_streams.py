@@ -352,3 +352,54 @@ def test_consumers_of_a_stream_are_bounded() -> None:
     c.open(4)
     c.say(4, "basic.qos", 0, 1, False)
     closed(c.consume("s", channel=4), 406)
+
+
+AUTO_OFF = ("x-auto-commit", Typed(Kind.BOOL, False))
+
+
+def commit(c: AmqpClient, group: str, offset: int, channel: int = 2) -> list[Said]:
+    headers = (("x-group-id", Typed(Kind.TEXT, group)), ("x-offset", Typed(Kind.I64, offset)))
+    return c.publish("$queue/s/$commit", b"", BasicProperties(headers=headers), channel=channel)
+
+
+def test_readers_that_commit_by_themselves() -> None:
+    c = streamed(6)
+    assert offsets(read(c, of_group("g"), AUTO_OFF, prefetch=2)) == [0, 1]
+    assert offsets(c.say(2, "basic.ack", 2, True)) == [2, 3]
+    assert offsets(c.say(2, "basic.ack", 4, True)) == [4, 5]
+    c.say(2, "confirm.select", False)
+    assert [(each.name, each.values) for each in commit(c, "g", 3)] == [("basic.ack", (1, False))]
+    c.say(2, "channel.close", 200, "", 0, 0)
+    # What was acknowledged and not committed comes again.
+    assert offsets(read(c, of_group("g"), AUTO_OFF, channel=3)) == [3, 4, 5]
+    commit(c, "g", 6, channel=3)
+    c.say(3, "channel.close", 200, "", 0, 0)
+    assert read(c, of_group("g"), AUTO_OFF, channel=4) == []
+    assert bodies(c.publish("s", b"new")) == [b"new"]
+
+
+def test_what_cannot_be_committed_is_refused() -> None:
+    c = streamed(3)
+    read(c, of_group("g"), AUTO_OFF, prefetch=2)
+    c.say(2, "basic.ack", 2, True)
+    commit(c, "g", 1)
+    for number, (group, offset) in enumerate((("g", 0), ("g", 4), ("other", 1)), 3):
+        c.open(number)
+        c.say(number, "basic.qos", 0, 1, False)
+        c.consume("s", channel=number, arguments=(of_group("g"), AUTO_OFF))
+        closed(commit(c, group, offset, channel=number), 406)
+    c.open(10)
+    closed(commit(c, "g", 2, channel=10), 406)  # it consumes nothing
+    c.open(11)
+    closed(c.publish("$queue/s/$commit", b"", channel=11), 406)  # it says nothing
+    c.open(12)
+    closed(c.publish("$queue/nowhere/$commit", b"", BasicProperties(headers=_commit_headers()), channel=12), 404)
+    c.declare("q")
+    closed(c.publish("$queue/q/$commit", b"", BasicProperties(headers=_commit_headers())), 406)
+    c.open(13)
+    c.say(13, "basic.qos", 0, 1, False)
+    closed(c.consume("s", channel=13, arguments=(AUTO_OFF,)), 406)
+
+
+def _commit_headers() -> Table:
+    return (("x-group-id", Typed(Kind.TEXT, "g")), ("x-offset", Typed(Kind.I64, 1)))
