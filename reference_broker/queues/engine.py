@@ -20,7 +20,7 @@ from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIO
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
 from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
-from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.messages.address import QueueAddress, is_dead_letter
 from assay.reference_broker.queues.messages.message_batch import MessageBatch, batch_of
@@ -345,7 +345,8 @@ class QueueEngine(QueueOperations):
             group = queue.groups[consumer.group]
             group.leave(consumer, now)
             if group.transient and not group.consumers:
-                queue.delete_group(group)
+                with contextlib.suppress(LogError):  # which the log has told of
+                    queue.delete_group(group)
             if queue.config.ephemeral and not queue.consumer_count:
                 self._registry.unused(queue, now)
 

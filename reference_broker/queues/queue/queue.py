@@ -405,7 +405,9 @@ class DurableQueue(EnqueuePath):
 
     def serve(self, group: ConsumerGroup, now: float) -> None:
         """Deliver what the group's consumers have room for."""
-        self._dispatchers[group].serve(now)
+        dispatcher = self._dispatchers.get(group)
+        if dispatcher is not None:  # a transient one may have gone within the turn
+            dispatcher.serve(now)
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
