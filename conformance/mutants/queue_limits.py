@@ -14,6 +14,7 @@ from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
 from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.contents import QueueContents
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import EntryState, GroupPartition, PendingEntry
@@ -175,6 +176,22 @@ def group_consumers_unlimited(patch: Patch) -> None:
 @mutant("queue-bytes-unlimited", "max_bytes is configured and never applied")
 def bytes_unlimited(patch: Patch) -> None:
     patch.replace(QueueLimits, "make_byte_room", _nothing)
+
+
+@mutant("queue-limits-count-what-is-held", "what a consumer holds counts against limits that are on what is ready")
+def limits_count_held(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def staying_of(self: QueueContents, group: ConsumerGroup) -> int:
+            return self.end_total - group.cursor_total + group.unsettled - group.leaving
+
+        return staying_of
+
+    patch.wrap(QueueContents, "staying_of", make)
+
+
+@mutant("queue-refused-not-kept", "what a full queue refuses is no dead letter though its overflow says so")
+def refused_not_kept(patch: Patch) -> None:
+    patch.replace(DurableQueue, "bury", _nothing)
 
 
 @mutant("queue-size-of-payload-only", "user properties do not count as part of a message")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.amqp091 import queue_settings
 from assay.reference_broker.amqp091.queue_settings import interval_s, parse_arguments
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
@@ -403,3 +404,12 @@ def test_what_cannot_be_committed_is_refused() -> None:
 
 def _commit_headers() -> Table:
     return (("x-group-id", Typed(Kind.TEXT, "g")), ("x-offset", Typed(Kind.I64, 1)))
+
+
+def test_a_reader_that_never_commits_gets_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_settings, "MAX_IN_FLIGHT", 4)
+    c = streamed(10)
+    assert offsets(read(c, of_group("g"), AUTO_OFF, prefetch=3)) == [0, 1, 2]
+    assert offsets(c.say(2, "basic.ack", 3, True)) == [3]
+    assert c.say(2, "basic.ack", 4, False) == []
+    assert offsets(commit(c, "g", 2)) == [4, 5]

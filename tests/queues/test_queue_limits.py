@@ -617,3 +617,30 @@ def test_what_comes_back_as_the_last_group_is_deleted_costs_nothing_more(
     other = bench.consumer("other", group="others")
     bench.turn()
     assert other.values == ["c", "d"]
+
+
+@pytest.mark.parametrize("limit", [{"max_depth": 2}, {"max_bytes": 2}])
+@pytest.mark.parametrize("overflow", ["drop_oldest", "dead_letter_oldest"])
+@pytest.mark.parametrize("how", ["takes nothing", "leaves", "restart"])
+def test_a_queue_is_not_left_with_more_than_its_limit(
+    bench_with: Benches, overflow: str, limit: dict[str, int], how: str
+) -> None:
+    bench = bench_with(MemoryDisk(), **_READY, **limit, overflow=overflow)
+    # It has room, as it says.
+    consumer = bench.consumer(room=0 if how == "takes nothing" else 10)
+    for value in "abcdef":
+        bench.publish(value)
+    bench.turn()
+    if how == "leaves":
+        assert len(consumer.got) == 6
+        consumer.leave()
+    elif how == "restart":
+        bench.restart()
+    bench.turn()
+    bench.turn()
+    assert bench.engine.stats("q").ready == 2
+    other = bench.consumer("other")
+    if how == "takes nothing":
+        consumer.leave()
+    bench.turn()
+    assert other.values == ["e", "f"]

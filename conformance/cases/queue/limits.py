@@ -287,6 +287,57 @@ async def to_dead_letters(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/limits/refused-to-dead-letters",
+    clauses=("Q-LIMIT-23",),
+    requires=("queues",),
+    mutant="queue-refused-not-kept",
+    settings=_with(max_depth=1, overflow="reject_to_dead_letters", partitions=1),
+)
+async def refused_to_dead_letters(ctx: CaseContext) -> None:
+    """With reject_to_dead_letters a full queue refuses a message, which is a dead letter then.
+
+    Depth 1, two messages: the second gets 0x97, and is in $dlq/<queue> with reason QUEUE_FULL. The first waits.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1")
+    await _refused(ctx, await publish_with(publisher, queue, b"2"), "a second message")
+    for letter in await expect_dead_letters(ctx, queue, b"2"):
+        reason = property_of(ctx, letter, "_dlq_reason")
+        ctx.must(reason == "QUEUE_FULL", f"dead letters: expected the reason QUEUE_FULL; seen {reason}")
+    consumer = await consume(ctx, queue)
+    await consumer.expect_publish(payload=b"1")
+
+
+@case(
+    "queue/limits/ready-alone",
+    clauses=("Q-LIMIT-22",),
+    requires=("queues",),
+    mutant="queue-limits-count-what-is-held",
+    settings=_with(max_depth=2, max_in_flight=2, limits_count="ready", partitions=1),
+)
+async def ready_alone(ctx: CaseContext) -> None:
+    """With limits_count ready a queue takes as many messages beside those that a consumer holds.
+
+    Depth 2 and a consumer that holds two: two more are taken and the next gets 0x97. When the consumer leaves, the
+    queue has four, and takes none.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1", b"2")
+    await _refused(ctx, await publish_with(publisher, queue, b"3"), "a third message")
+    consumer = await consume(ctx, queue)
+    for payload in (b"1", b"2"):
+        await consumer.expect_publish(payload=payload)
+    for payload in (b"3", b"4"):
+        puback = await publish_with(publisher, queue, payload)
+        ctx.must(puback.reason_code < 0x80, f"publisher: expected room beside what a consumer holds; seen {puback}")
+    await _refused(ctx, await publish_with(publisher, queue, b"5"), "a third message that nobody holds")
+    await consumer.disconnect()
+    await _refused(ctx, await publish_with(publisher, queue, b"5"), "a message to a queue that has four")
+
+
+@case(
     "queue/limits/dropped-stays-gone",
     clauses=("Q-LIMIT-16",),
     requires=("queues", "restart"),

@@ -56,7 +56,8 @@ class QueueLimits(TimeToLive):
         """The partition that was looked at last."""
         self._to_trim = 0
         """How many still are to be."""
-        self._may_be_over = False
+        self._drop_at = NEVER
+        """When to look whether more is ready than may be."""
         self._free_at = NEVER
         self._frees_until = float("-inf")
         self._retain_turn = 0
@@ -131,18 +132,25 @@ class QueueLimits(TimeToLive):
     def trim_ready(self, now: float) -> None:
         """Something is ready again, which may be too much."""
         if self._contents.config.overflow.drops:
-            self._may_be_over = True
+            self._drop_at = min(self._drop_at, now)
             self.arm(now)
+
+    def check_ready(self, group: ConsumerGroup, now: float) -> None:
+        """Consumers have taken what they take: some of what they had room for may be left, which is too much then."""
+        limits = self._contents.config
+        too_long = self._contents.staying_of(group) > limits.max_depth
+        if too_long or (limits.max_bytes and self._counted_bytes_of(group) > limits.max_bytes):
+            self.trim_ready(now)
 
     def _drop_ready(self, now: float) -> None:
         """Give up what is too much, as much of it as the turn has room for."""
         agenda, limit = self._agenda, self._contents.config.max_bytes
-        self._may_be_over = False
+        self._drop_at = NEVER
         while self.drop_oldest(now, None, 0) or (limit and self._counted_bytes > limit and self.drop_oldest(now, 0)):
             agenda.work += 1
             if agenda.room <= 0:
                 self.trim_ready(now)
-                break
+                return
 
     def drop_oldest(self, now: float, size: int | None, coming: int = 1) -> bool:
         """Give up the oldest message that nobody has, in every group that is over a limit; False = none can go.
@@ -329,10 +337,10 @@ class QueueLimits(TimeToLive):
             self._to_trim, self._trim_at = len(self._contents.partitions), NEVER
         if self._to_trim:
             self.trim_some()
-        if self._may_be_over:
+        if now >= self._drop_at:
             self._drop_ready(now)
         super().pass_time(now)
-        self.arm(min(self._free_at, self._trim_at))
+        self.arm(min(self._free_at, self._trim_at, self._drop_at))
 
     def _follow(self, partition: QueuePartition) -> None:
         """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""

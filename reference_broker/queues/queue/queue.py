@@ -103,6 +103,8 @@ class DurableQueue(EnqueuePath):
         self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
         if self.contents.depth:
             self.limits.arm(now)
+            if config.limits_count is LimitScope.READY:
+                self.limits.trim_ready(now)
         self._room = config.max_depth - self.contents.depth
 
     def _open_partition(self, index: int) -> QueuePartition:
@@ -366,6 +368,9 @@ class DurableQueue(EnqueuePath):
     def left(self, partition: QueuePartition, offset: int) -> None:
         """See :class:`GroupOwner`."""
         self.contents.left(partition, offset)
+        if self.config.limits_count is LimitScope.READY:
+            # What was to follow it to the dead letters may.
+            self.limits.trim_ready(self._agenda.now)
 
     def delete_group(self, group: ConsumerGroup) -> None:
         """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`.
@@ -408,6 +413,8 @@ class DurableQueue(EnqueuePath):
         dispatcher = self._dispatchers.get(group)
         if dispatcher is not None:  # a transient one may have gone within the turn
             dispatcher.serve(now)
+            if self.config.limits_count is LimitScope.READY:
+                self.limits.check_ready(group, now)
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
