@@ -137,8 +137,8 @@ class QueueLimits(TimeToLive):
 
     def check_ready(self, group: ConsumerGroup, now: float) -> None:
         """Consumers have taken what they take: some of what they had room for may be left, which is too much then."""
-        limits = self._contents.config
-        too_long = self._contents.staying_of(group) > limits.max_depth
+        contents, limits = self._contents, self._contents.config
+        too_long = contents.ready_of(group) > limits.max_depth < contents.staying_of(group)
         if too_long or (limits.max_bytes and self._counted_bytes_of(group) > limits.max_bytes):
             self.trim_ready(now)
 
