@@ -12,11 +12,11 @@ import hashlib
 import random
 import struct
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Final
 
 from simpy import Environment, Event
-from simpy.core import SimTime
+from simpy.core import EmptySchedule, SimTime
 from simpy.events import NORMAL, EventPriority
 
 EPOCH_S: Final = 1_767_225_600.0
@@ -44,7 +44,7 @@ class SeededEnvironment(Environment):
         self.schedule_at(event, self._now + delay, priority)
 
     def schedule_at(
-        self, event: Event, when: SimTime, priority: EventPriority = NORMAL, ties: random.Random | None = None
+        self, event: Event | Call, when: SimTime, priority: EventPriority = NORMAL, ties: random.Random | None = None
     ) -> None:
         """Schedule for a time that is not rounded by way of a delay; a past one means now.
 
@@ -52,31 +52,37 @@ class SeededEnvironment(Environment):
         """
         draw = self._draw if ties is None else ties.getrandbits
         tie = draw(_TIE_BITS) << _NUMBER_BITS | next(self._eid)
-        heappush(self._queue, (max(when, self._now), priority, tie, event))
+        now = self._now
+        heappush(self._queue, (when if when > now else now, priority, tie, event))
+
+    def step(self) -> None:
+        """As SimPy's, and much quicker for a :class:`Call`, for which nobody waits."""
+        queue = self._queue
+        if not queue:
+            raise EmptySchedule
+        event: Event | Call = queue[0][3]
+        if type(event) is Call:
+            self._now = heappop(queue)[0]
+            action = event.action
+            if action is not None:
+                event.action = None
+                action()
+        else:
+            super().step()
 
 
-class Call(Event):
-    """A callback at a given time; :meth:`cancel` is idempotent."""
+class Call:
+    """A callback at a given time. It stands among SimPy's events, and is none."""
 
-    def __init__(
-        self, env: SeededEnvironment, when: float, action: Callable[[], None], ties: random.Random | None = None
-    ) -> None:
-        super().__init__(env)
+    __slots__ = ("action", "when")
+
+    def __init__(self, when: float, action: Callable[[], None]) -> None:
         self.when = when
-        self._action: Callable[[], None] | None = action
-        self.callbacks.append(self._fire)
-        self._ok = True
-        self._value = None
-        env.schedule_at(self, when, ties=ties)
+        self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
         """Do nothing when the time comes."""
-        self._action = None
-
-    def _fire(self, event: Event) -> None:
-        action, self._action = self._action, None
-        if action is not None:
-            action()
+        self.action = None
 
 
 class Kernel:
@@ -84,20 +90,22 @@ class Kernel:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.env = SeededEnvironment(substream(seed, "kernel/ties"), EPOCH_S)
+        self.env = env = SeededEnvironment(substream(seed, "kernel/ties"), EPOCH_S)
+        self._schedule_at = env.schedule_at
         self.trace_count = 0
         """Things that happened so far."""
         self._hash = hashlib.blake2b(digest_size=16)
+        self._update = self._hash.update
 
     @property
     def now(self) -> float:
         """Unix seconds of the simulated world."""
-        return float(self.env.now)
+        return self.env._now  # type: ignore[return-value]  # asked hundreds of thousands of times
 
     @property
     def elapsed_s(self) -> float:
         """Simulated seconds since the start."""
-        return float(self.env.now) - EPOCH_S
+        return self.now - EPOCH_S
 
     def stream(self, name: str) -> random.Random:
         """The random stream of this name, from its start."""
@@ -108,16 +116,18 @@ class Kernel:
 
         ``ties`` as in :meth:`SeededEnvironment.schedule_at`.
         """
-        return Call(self.env, when, action, ties)
+        call = Call(when, action)
+        self._schedule_at(call, when, ties=ties)
+        return call
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Call:
         """Call ``action`` after a delay."""
-        return Call(self.env, self.env.now + delay_s, action)
+        return self.at(self.now + delay_s, action)
 
     def trace(self, what: str, data: bytes = b"") -> None:
         """Append to the running hash: the time, what happened, and the bytes involved."""
         self.trace_count += 1
-        self._hash.update(_pack_time(self.env.now) + what.encode() + b"\x00" + data)
+        self._update(_pack_time(self.now) + what.encode() + b"\x00" + data)
 
     @property
     def trace_hash(self) -> str:

@@ -163,7 +163,8 @@ class Stream:
     def _arrival(self, size: int) -> float:
         now = self._kernel.now
         rng = self._rng
-        latency = rng.uniform(*self._profile.latency_s)
+        low, high = self._profile.latency_s
+        latency = low + (high - low) * rng.random()
         departure = now
         for impairment in self._impairments:
             if impairment.latency_s:

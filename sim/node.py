@@ -46,7 +46,7 @@ class _Session:
         self.link = link
         self.connection = connection
         self._node = node
-        self._unread: list[bytes] = []
+        self.unread: list[bytes] = []
         """What arrived while the connection asked for a pause."""
         self._closed = False
 
@@ -61,8 +61,8 @@ class _Session:
     def _receive(self, data: bytes) -> None:
         if self._closed:
             return
-        if self._unread or self.connection.wants_pause:
-            self._unread.append(data)
+        if self.unread or self.connection.wants_pause:
+            self.unread.append(data)
         else:
             self._node.broker.receive(self.connection, data, self._node.now)
 
@@ -75,8 +75,8 @@ class _Session:
 
     def resume_reading(self) -> None:
         """Give the connection what waited, as far as it takes it."""
-        while self._unread and not self.connection.wants_pause and not self._closed:
-            self._node.broker.receive(self.connection, self._unread.pop(0), self._node.now)
+        while self.unread and not self.connection.wants_pause and not self._closed:
+            self._node.broker.receive(self.connection, self.unread.pop(0), self._node.now)
 
     def _took(self) -> None:
         """The client has read while it is sent nothing more."""
@@ -382,7 +382,8 @@ class SimNode:
             if session is not None:
                 session.flush()
         for session in list(self._sessions.values()):
-            session.resume_reading()
+            if session.unread:
+                session.resume_reading()
         self._waiting_syncs += broker.take_jobs(now)
         if self._whims is not None:
             self._whims.order(self._waiting_syncs)

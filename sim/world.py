@@ -156,7 +156,7 @@ class World:
 
     def _record(self, event: HistoryEvent) -> None:
         self.events.append(event)
-        self.kernel.trace(f"{event.process} {event.f.value} {event.type.value} {event.value}")
+        self.kernel.trace(f"{event.process} {event.f} {event.type} {event.value}")
 
     def _fault_begins(self, fault: Fault) -> None:
         if self._watcher is not None:

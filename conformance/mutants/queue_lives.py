@@ -15,6 +15,7 @@ from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues.delays.delay_store import DelayStore
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.limits import limits
 from assay.reference_broker.queues.limits.time_to_live import TimeToLive
@@ -78,6 +79,7 @@ def delays_listed_late(patch: Patch) -> None:
 @mutant("queue-expiry-looks-once", "when something has expired, nobody looks when the next will, until it is asked for")
 def expiry_looks_once(patch: Patch) -> None:
     def pass_time(self: TimeToLive, now: float) -> None:
+        self.sweep_at = NEVER
         self._pass_expired(now)
         self._expire_within(now)
         self._expire_waiting(now)

@@ -121,9 +121,14 @@ class _Reader:
         return self.take(self.uint16(f"the length of {what}"), what)
 
     def string(self, what: str) -> str:
-        raw = self.binary(what)
+        data, start = self.data, self.pos + 2
+        if start > self.end:
+            raise self.fail(f"ends inside the length of {what}")
+        self.pos = end = start + (data[start - 2] << 8 | data[start - 1])
+        if end > self.end:
+            raise self.fail(f"ends inside {what}")
         try:
-            text = raw.decode()
+            text = data[start:end].decode()
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} is not well-formed UTF-8 ({error.reason})") from error
         if "\0" in text:
@@ -147,27 +152,6 @@ class _Reader:
             raise self.fail(f"reason code 0x{code:02x} is not one of this packet")
         return code
 
-    def _property(self, rule: PropertyRule) -> object:
-        value: int
-        match rule.kind:
-            case PropertyKind.BYTE:
-                value = self.byte(rule.name)
-            case PropertyKind.TWO_BYTES:
-                value = self.uint16(rule.name)
-            case PropertyKind.FOUR_BYTES:
-                value = self.uint32(rule.name)
-            case PropertyKind.VARINT:
-                value = self.varint(rule.name)
-            case PropertyKind.STRING:
-                return self.string(rule.name)
-            case PropertyKind.BINARY:
-                return self.binary(rule.name)
-            case PropertyKind.STRING_PAIR:
-                return self.string(f"the key of {rule.name}"), self.string(f"the value of {rule.name}")
-        if value < rule.lowest or (rule.highest is not None and value > rule.highest):
-            raise self.fail(f"{rule.name} must not be {value}")
-        return value
-
     def properties(self, packet_type: PacketType, *, in_will: bool = False) -> Properties:
         length = self.varint("the property length")
         if length == 0:
@@ -177,14 +161,17 @@ class _Reader:
             raise self.fail("the property length goes beyond the packet")
         found: dict[str, object] = {}
         lists: dict[str, list[object]] = {}
+        allowed = _IN_WILLS if in_will else _IN_PACKETS[packet_type]
         while self.pos < self.end:
             identifier = self.varint("a property identifier")
-            rule = PROPERTY_RULES.get(identifier)
-            if rule is None:
-                raise self.fail(f"unknown property identifier 0x{identifier:02x}")
-            if not (rule.in_will if in_will else packet_type in rule.packets):
+            known = allowed.get(identifier)
+            if known is None:
+                rule = PROPERTY_RULES.get(identifier)
+                if rule is None:
+                    raise self.fail(f"unknown property identifier 0x{identifier:02x}")
                 raise self.fail(f"property {rule.name} is not allowed here")
-            value = self._property(rule)
+            rule, read = known
+            value = read(self)
             if rule.many and not (rule.name == "subscription_identifier" and packet_type is PacketType.SUBSCRIBE):
                 lists.setdefault(rule.name, []).append(value)
                 continue
@@ -196,6 +183,40 @@ class _Reader:
         if "authentication_data" in found and "authentication_method" not in found:
             raise self.fail("authentication data without authentication method")
         return msgspec.convert(found, Properties)
+
+
+def _value_reader(rule: PropertyRule) -> Callable[[_Reader], object]:
+    """Reads a property's value."""
+    name, kind = rule.name, rule.kind
+    if kind is PropertyKind.STRING_PAIR:
+        key, text = f"the key of {name}", f"the value of {name}"
+        return lambda reader: (reader.string(key), reader.string(text))
+    if kind is PropertyKind.STRING:
+        return lambda reader: reader.string(name)
+    if kind is PropertyKind.BINARY:
+        return lambda reader: reader.binary(name)
+    read_number = {
+        PropertyKind.BYTE: _Reader.byte,
+        PropertyKind.TWO_BYTES: _Reader.uint16,
+        PropertyKind.FOUR_BYTES: _Reader.uint32,
+        PropertyKind.VARINT: _Reader.varint,
+    }[kind]
+
+    def read(reader: _Reader) -> int:
+        value = read_number(reader, name)
+        if value < rule.lowest or (rule.highest is not None and value > rule.highest):
+            raise reader.fail(f"{name} must not be {value}")
+        return value
+
+    return read
+
+
+_KNOWN = {identifier: (rule, _value_reader(rule)) for identifier, rule in PROPERTY_RULES.items()}
+_IN_WILLS = {identifier: known for identifier, known in _KNOWN.items() if known[0].in_will}
+_IN_PACKETS = {
+    packet_type: {identifier: known for identifier, known in _KNOWN.items() if packet_type in known[0].packets}
+    for packet_type in PacketType
+}
 
 
 def _publish(reader: _Reader, flags: int) -> Packet:
@@ -380,11 +401,19 @@ _READERS: dict[PacketType, Callable[[_Reader, int], Packet]] = {
     PacketType.AUTH: _auth,
 }
 _FLAGS_OF_TWO = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
+_KINDS = (
+    None,
+    *((each.name, _READERS[each], None if each is PacketType.PUBLISH else 2 if each in _FLAGS_OF_TWO else 0)
+      for each in PacketType),
+)  # fmt: skip
+"""By number: name, reader, and the flags that its header must have."""
 
 
 def _header(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
     """Start of the body and end of the packet at ``offset``; None while the fixed header is incomplete."""
     size = len(data)
+    if offset + 1 < size and (value := data[offset + 1]) < 0x80:
+        return offset + 2, offset + 2 + value  # nearly every packet
     value = 0
     for index, shift in enumerate((0, 7, 14, 21), 1):
         if offset + index >= size:
@@ -416,13 +445,14 @@ def decode_packet(frame: bytes, version: int) -> Packet:
     if header is None or header[1] != len(frame):
         raise _malformed("the frame does not hold exactly one packet")
     kind, flags = frame[0] >> 4, frame[0] & 15
-    if kind == 0:
+    known = _KINDS[kind]
+    if known is None:
         raise _malformed("packet type 0 is reserved")
-    packet_type = PacketType(kind)
-    if kind != PacketType.PUBLISH and flags != (2 if packet_type in _FLAGS_OF_TWO else 0):
-        raise _malformed(f"{packet_type.name}: reserved header flags 0x{flags:x}")
-    reader = _Reader(frame, header[0], len(frame), packet_type.name, version)
-    packet = _READERS[packet_type](reader, flags)
+    name, read, lawful_flags = known
+    if lawful_flags is not None and flags != lawful_flags:
+        raise _malformed(f"{name}: reserved header flags 0x{flags:x}")
+    reader = _Reader(frame, header[0], len(frame), name, version)
+    packet = read(reader, flags)
     if reader.pos != reader.end:
         raise reader.fail(f"{reader.end - reader.pos} byte(s) too many")
     return packet

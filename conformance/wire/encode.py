@@ -8,6 +8,7 @@ UTF-8) use :func:`raw_packet` with the pieces above it.
 from __future__ import annotations
 
 import struct
+from operator import attrgetter
 
 from assay.conformance.wire.packets import (
     NO_PROPERTIES,
@@ -33,7 +34,7 @@ from assay.conformance.wire.packets import (
 LARGEST_REMAINING_LENGTH = 268_435_455
 _LARGEST_STRING_BYTES = 65_535
 
-_NAME_TO_PROPERTY = [(identifier, rule) for identifier, rule in PROPERTY_RULES.items()]
+_values_of = attrgetter(*(rule.name for rule in PROPERTY_RULES.values()))
 _FIXED_FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 
 
@@ -43,6 +44,8 @@ class EncodeError(ValueError):
 
 def varint(value: int, *, width: int = 0) -> bytes:
     """A variable byte integer (3.1.1 2.2.3, 5.0 1.5.5); ``width`` pads it to an illegal, longer form."""
+    if 0 <= value < 0x80 and not width:
+        return bytes((value,))
     if not 0 <= value <= LARGEST_REMAINING_LENGTH:
         message = f"{value} does not fit a variable byte integer (0 to {LARGEST_REMAINING_LENGTH})"
         raise EncodeError(message)
@@ -93,6 +96,8 @@ def raw_packet(first_byte: int, body: bytes = b"", *, remaining_length: bytes | 
 
 def _property_value(kind: PropertyKind, value: object) -> bytes:
     match kind, value:
+        case PropertyKind.STRING_PAIR, (str() as key, str() as text):
+            return string(key) + string(text)
         case PropertyKind.BYTE, int():
             return _integer(value, 1)
         case PropertyKind.TWO_BYTES, int():
@@ -105,8 +110,6 @@ def _property_value(kind: PropertyKind, value: object) -> bytes:
             return string(value)
         case PropertyKind.BINARY, bytes():
             return binary(value)
-        case PropertyKind.STRING_PAIR, (str() as key, str() as text):
-            return string(key) + string(text)
     message = f"a property of type {kind.value} cannot hold {value!r}"
     raise EncodeError(message)
 
@@ -114,13 +117,11 @@ def _property_value(kind: PropertyKind, value: object) -> bytes:
 def property_fields(properties: Properties) -> bytes:
     """The properties without their length, in order of their identifiers."""
     out = bytearray()
-    for identifier, rule in _NAME_TO_PROPERTY:
-        value = getattr(properties, rule.name)
-        if rule.many:
-            for item in value:
-                out += varint(identifier) + _property_value(rule.kind, item)
-        elif value is not None:
-            out += varint(identifier) + _property_value(rule.kind, value)
+    for (identifier, rule), value in zip(PROPERTY_RULES.items(), _values_of(properties), strict=True):
+        if value is None or value == ():
+            continue
+        for item in value if rule.many else (value,):
+            out += varint(identifier) + _property_value(rule.kind, item)
     return bytes(out)
 
 

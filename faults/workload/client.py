@@ -11,8 +11,9 @@ Sans-IO: a driver (asyncio sockets, or the simulator) moves bytes and time:
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -250,13 +251,33 @@ class WorkloadClient:
 
     def take_output(self) -> bytes:
         """Bytes to send now; may be empty."""
+        if not self._output:
+            return b""
         data = bytes(self._output)
         self._output.clear()
         return data
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is due next, in Unix seconds; None = only bytes can change anything."""
-        return min(self._deadlines(), default=None)
+        if self.closing or self.phase is ClientPhase.IDLE or self.phase is ClientPhase.STOPPED:
+            return None
+        due = math.inf
+        if self._phase_deadline is not None:
+            due = self._phase_deadline
+        if self._move_at is not None and self._move_at < due:
+            due = self._move_at
+        if self._in_flight and (self._has_session or not self.resumes):
+            # One timeout for all, so the oldest operation is the first to expire; a dict keeps that order.
+            due = min(due, next(iter(self._in_flight.values())).deadline)
+        if self._ping_deadline is not None:
+            due = min(due, self._ping_deadline)
+        elif self._has_session and self._ping_at is not None and self._ping_at < due:
+            due = self._ping_at
+        if self.phase is ClientPhase.READY:
+            work_at = self._work_deadline()
+            if work_at is not None and work_at < due:
+                due = work_at
+        return None if due == math.inf else due
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -594,25 +615,6 @@ class WorkloadClient:
         elif self._has_session and self._ping_at is not None and now >= self._ping_at:
             self._send(Pingreq())
             self._ping_deadline = now + self._ping_after_s
-
-    def _deadlines(self) -> Iterator[float]:
-        if self.closing or self.phase in (ClientPhase.IDLE, ClientPhase.STOPPED):
-            return
-        if self._phase_deadline is not None:
-            yield self._phase_deadline
-        if self._move_at is not None:
-            yield self._move_at
-        if self._in_flight and (self._has_session or not self.resumes):
-            # One timeout for all, so the oldest operation is the first to expire; a dict keeps that order.
-            yield next(iter(self._in_flight.values())).deadline
-        if self._ping_deadline is not None:
-            yield self._ping_deadline
-        elif self._has_session and self._ping_at is not None:
-            yield self._ping_at
-        if self.ready:
-            due = self._work_deadline()
-            if due is not None:
-                yield due
 
     def _free_packet_id(self) -> int:
         for _ in range(_MAX_PACKET_ID):

@@ -50,6 +50,7 @@ class Choice(StrEnum):
 
 
 _VERB: Final = {OpKind.ACK: "$ack", OpKind.NACK: "$nack", OpKind.REJECT: "$reject"}
+_CHOICES: Final = tuple(Choice)
 _OPERATION: Final = {Choice.ACK: OpKind.ACK, Choice.NACK: OpKind.NACK, Choice.REJECT: OpKind.REJECT}
 
 
@@ -182,7 +183,7 @@ class ConsumerClient(WorkloadClient):
 
     def _choose(self) -> Choice:
         # Drawn even while draining, so that the stream of random numbers does not depend on when the drain began.
-        choice = self._rng.choices(tuple(Choice), self._weights)[0]
+        choice = self._rng.choices(_CHOICES, self._weights)[0]
         return Choice.ACK if self._draining else choice
 
     def _record_delivery(self, packet: Publish, now: float) -> Delivery:

@@ -49,10 +49,8 @@ class HistoryRecorder:
     def record(self, now: float, process: str, f: OpKind, type_: OpType, **fields: Unpack[EventFields]) -> int:
         """Write one event; returns its index, which a completion passes as ``op``."""
         index = self._next_index
-        self._next_index += 1
-        self._sink(
-            HistoryEvent(index=index, time_ns=self.time_ns(now), process=process, f=f, type=type_, **fields),
-        )
+        self._next_index = index + 1
+        self._sink(HistoryEvent(index=index, time_ns=self.time_ns(now), process=process, f=f, type=type_, **fields))
         return index
 
 

@@ -491,16 +491,17 @@ class QueueEngine(QueueOperations):
             return None
         if self._agenda.has_immediate_work or self._confirming or self.transactions.has_more:
             return self._agenda.now
-        times = (
+        times = [
             self._agenda.next_wake(),
             self._sync_due_at,
             self._retain_due_at,
             self._registry.expire_due_at,
             self._registry.reopening.due_at,
             self.transactions.next_deadline(),
-            min((job.retry_at for job in self._retries), default=None),
-        )
-        return min((time for time in times if time is not None), default=None)
+        ]
+        if self._retries:
+            times.append(min(job.retry_at for job in self._retries))
+        return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> None:
         """Do what has become due: timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""

@@ -296,7 +296,7 @@ class QueueLimits(TimeToLive):
         """
         self._frees_until = now + _FREEING_S
         self._free_at = now
-        self.arm(now)
+        self._agenda.wake(self, now)
 
     def _seal(self, partition: QueuePartition) -> None:
         with suppress(LogError):  # which the log has told of
@@ -325,7 +325,7 @@ class QueueLimits(TimeToLive):
             if partition.lanes is not None:
                 self._follow(partition)
         if self._to_trim:
-            self.arm(self._agenda.now)
+            self._agenda.wake(self, self._agenda.now)
 
     def pass_time(self, now: float) -> None:
         """See :class:`Wakeable`."""
@@ -340,7 +340,7 @@ class QueueLimits(TimeToLive):
         if now >= self._drop_at:
             self._drop_ready(now)
         super().pass_time(now)
-        self.arm(min(self._free_at, self._trim_at, self._drop_at))
+        self._agenda.wake(self, min(self._free_at, self._trim_at, self._drop_at))
 
     def _follow(self, partition: QueuePartition) -> None:
         """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""

@@ -44,7 +44,9 @@ class TimeToLive:
         self._letters = letters
         self._agenda = agenda
         self.wake_at = NEVER
-        """See :class:`Wakeable`: when something expires."""
+        """See :class:`Wakeable`."""
+        self.sweep_at = NEVER
+        """When something expires."""
         self.expired = 0
         """Messages that expired while the queue had no group."""
         self._group_turn = 0
@@ -56,7 +58,9 @@ class TimeToLive:
 
     def arm(self, at: float) -> None:
         """Something expires then."""
-        self._agenda.wake(self, at)
+        if at < self.sweep_at:
+            self.sweep_at = at
+            self._agenda.wake(self, at)
 
     def waits(self, entry: PendingEntry, now: float) -> None:
         """See :class:`GroupOwner`; what is not in memory is looked at soon."""
@@ -70,10 +74,14 @@ class TimeToLive:
         at = self._agenda.now + _SWEEP_INTERVAL_S
         if at < self._trim_at:
             self._trim_at = at
-            self.arm(at)
+            self._agenda.wake(self, at)
 
     def pass_time(self, now: float) -> None:
-        """Let go of what has expired, also while nobody consumes."""
+        """Let go of what has expired, also while nobody consumes; before that is due it costs nothing."""
+        if now < self.sweep_at:
+            self._agenda.wake(self, self.sweep_at)
+            return
+        self.sweep_at = NEVER
         next_at = min(self._pass_expired(now), self._expire_within(now), self._expire_waiting(now))
         if self._agenda.room <= 0:
             # There is more to do, for which this turn has no room.

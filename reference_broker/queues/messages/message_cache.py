@@ -17,6 +17,8 @@ class MessageCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.most_ahead = max(1, max_bytes // (2 * MESSAGE_OVERHEAD_BYTES))
+        """Messages that are worth reading in one go: of more the last ones would push out the first."""
         self._bytes = 0
         self._order: deque[tuple[dict[int, StoredMessage], int, int, int]] = deque()
         """The part, first offset and end of each run of messages, and the bytes it counts for."""

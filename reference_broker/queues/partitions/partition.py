@@ -308,7 +308,7 @@ class QueuePartition(SyncPoint):
         first: tuple[int, StoredMessage] | None = None
         at, end = offset, self.visible_end if end is None else end
         while first is None and at < end:
-            records = self.log.read(at, READ_AHEAD)
+            records = self.log.read(at, min(READ_AHEAD, self._cache.most_ahead))
             if not records:
                 break
             for record in records:

@@ -176,8 +176,7 @@ class EnqueuePath(ABC):
         expires_at = NEVER
         if message.expires_at or self._codec.ttl_s > 0:
             expires_at = self._codec.expiry(enqueued_at, message.expires_at)
-            if expires_at < self.limits.wake_at:
-                self.limits.arm(expires_at)
+            self.limits.arm(expires_at)
         stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
         if lane != NORMAL or message.expires_at:
             if message.expires_at:
@@ -322,8 +321,7 @@ class EnqueuePath(ABC):
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
-        if expires_at < self.limits.wake_at:
-            self.limits.arm(expires_at)
+        self.limits.arm(expires_at)
         origins = batch.origins
         heads: Iterable[_Head]
         if isinstance(origins, Origin):
