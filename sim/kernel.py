@@ -53,7 +53,8 @@ class SeededEnvironment(Environment):
         draw = self._draw if ties is None else ties.getrandbits
         tie = draw(_TIE_BITS) << _NUMBER_BITS | next(self._eid)
         now = self._now
-        heappush(self._queue, (when if when > now else now, priority, tie, event))
+        queue: list[tuple[SimTime, EventPriority, int, Event | Call]] = self._queue  # type: ignore[assignment]
+        heappush(queue, (when if when > now else now, priority, tie, event))
 
     def step(self) -> None:
         """As SimPy's, and much quicker for a :class:`Call`, for which nobody waits."""
@@ -100,7 +101,7 @@ class Kernel:
     @property
     def now(self) -> float:
         """Unix seconds of the simulated world."""
-        return self.env._now  # type: ignore[return-value]  # asked hundreds of thousands of times
+        return self.env._now  # a property less, hundreds of thousands of times
 
     @property
     def elapsed_s(self) -> float:

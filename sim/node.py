@@ -210,7 +210,7 @@ class SimNode:
                 self._kernel.trace(f"does not start {self.name}: {error}")
                 self.disk.crash()
                 self._clock = None
-                self._kernel.after(RESTART_S, self.start)
+                self._kernel.after(RESTART_S, self._start_again)
                 return
             message = f"the broker does not start: {error}"
             raise BrokerDiedError(message) from error
@@ -222,6 +222,11 @@ class SimNode:
             link.node_is_back(self._rng.uniform(0, 1.0))
         self._orphans.clear()
         self._plan_turn()
+
+    def _start_again(self) -> None:
+        """Unless the machine lost its power meanwhile: then it starts with that."""
+        if self._powered:
+            self.start()
 
     @property
     def _is_gone(self) -> bool:

@@ -17,8 +17,18 @@ from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import HistoryEvent
 from assay.sim.guard import NondeterminismError
 from assay.sim.hunt.findings import FindingClass, classes_of
-from assay.sim.hunt.schedule import FAMILY, Schedule, ScheduleStyle, aimed, drawn_blindly, family_of, from_file
-from assay.sim.hunt.states import RunCoverage, Sightings, coverage_of
+from assay.sim.hunt.schedule import (
+    FAMILY,
+    Aim,
+    Schedule,
+    ScheduleStyle,
+    aimed,
+    drawn_blindly,
+    family_of,
+    from_file,
+    varied_of,
+)
+from assay.sim.hunt.states import RunCoverage, Sightings, Step, coverage_of, steps_of
 from assay.sim.runner import simulate
 from assay.sim.world import WorldError
 
@@ -174,38 +184,65 @@ def run_numbers(
 
 
 def schedule_of(scenario: Scenario, number: int, style: ScheduleStyle, mutants: tuple[str, ...] = ()) -> Schedule:
-    """A schedule of an exploration by its number; one that aims needs the run of the first of its family for it."""
+    """A schedule of an exploration by its number; one that aims needs the runs of those of its family before it."""
     return _Drawing(scenario, style, mutants).schedule(number)
 
 
 class _Drawing:
-    """Draws schedules by their numbers, and remembers the run that those of one family aim at."""
+    """Draws schedules by their numbers, and remembers the runs that those of one family aim at.
+
+    It is guided: who reached the most that nobody in the family had reached before is varied further. A family is run
+    in order, so what its members are depends on their numbers alone.
+    """
 
     def __init__(self, scenario: Scenario, style: ScheduleStyle, mutants: tuple[str, ...]) -> None:
         self._scenario = scenario
         self._style = style
         self._mutants = mutants
-        self._blind: Schedule | None = None
-        self._events: list[HistoryEvent] = []
+        self._blind: Aim | None = None
+        self._newest: Aim | None = None
+        self._most = 0
+        """What the newest run reached and none before it in its family."""
+        self._reached: set[Step] = set()
+        self._ran_to = 0
+        """The last drawn number that was run."""
 
     def schedule(self, number: int) -> Schedule:
+        """The schedule of a number; what it depends on is run unless it was run just before."""
         drawn = _drawn_number(number, self._style)
         if not drawn:
             return from_file(self._scenario, number)
         first = family_of(drawn)
-        blind = self._blind
-        if blind is None or blind.scenario.seed != first:
-            blind = drawn_blindly(self._scenario, drawn)
-            if drawn != first:
-                self.ran(blind, run_schedule(blind, self._mutants)[1])
-        if drawn != first:
-            blind = aimed(blind, drawn, self._events)
-        return msgspec.structs.replace(blind, number=number)
+        for earlier in range(self._ran_to + 1 if first <= self._ran_to < drawn else first, drawn):
+            schedule = self._member(earlier)
+            self._note(earlier, schedule, run_schedule(schedule, self._mutants)[1])
+        return msgspec.structs.replace(self._member(drawn), number=number)
+
+    def _member(self, drawn: int) -> Schedule:
+        if drawn == family_of(drawn):
+            return drawn_blindly(self._scenario, drawn)
+        assert self._blind is not None
+        assert self._newest is not None
+        at = varied_of(drawn, self._blind, self._newest)
+        return aimed(at.schedule, drawn, at.events)
 
     def ran(self, schedule: Schedule, events: list[HistoryEvent]) -> None:
-        """What a schedule left; the first of a family is aimed at."""
+        """What the schedule left that was asked for last."""
+        drawn = _drawn_number(schedule.number, self._style)
+        if drawn:
+            self._note(drawn, msgspec.structs.replace(schedule, number=drawn), events)
+
+    def _note(self, drawn: int, schedule: Schedule, events: list[HistoryEvent]) -> None:
+        self._ran_to = drawn
+        steps = steps_of(events)
         if not schedule.aimed:
-            self._blind, self._events = schedule, events
+            self._blind = self._newest = Aim(schedule, events)
+            self._most, self._reached = 0, steps
+            return
+        new = len(steps - self._reached)
+        self._reached |= steps
+        if new > self._most:
+            self._newest, self._most = Aim(schedule, events), new
 
 
 def _drawn_number(number: int, style: ScheduleStyle) -> int:

@@ -57,7 +57,12 @@ _IN_A_CALL: Final[dict[str, Draw]] = {
 }
 _DIRECTION: Final = Among((Direction.BOTH, Direction.BOTH, Direction.TO_BROKER, Direction.TO_CLIENTS))
 _SOME: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60), "times": Whole(1, 30)}
-_ONE: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60)}
+_TORN: Final[dict[str, Draw]] = {
+    "files": Among((FileKind.ALL, FileKind.SEGMENTS, FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS)),
+    "nth": Whole(1, 60),
+}
+_BY_A_TIMEOUT_S: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
+"""Beyond what a delivery may take, and not beyond a keep-alive, which would explain everything that follows."""
 _DATA: Final = Among((FileKind.SEGMENTS, FileKind.GROUPS))
 """What is damaged of others may lawfully cost a whole queue, and then nothing is proved."""
 _ONE_OF_DATA: Final[dict[str, Draw]] = {"files": _DATA, "nth": Whole(1, 60)}
@@ -65,7 +70,7 @@ _ONE_OF_DATA: Final[dict[str, Draw]] = {"files": _DATA, "nth": Whole(1, 60)}
 FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.CRASH: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
     FaultKind.POWER_LOSS: FaultDraw(for_s=_DOWN_S, parameters=_IN_A_CALL, apart_from=_DOWN, weight=_REVEALING),
-    FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_ONE, apart_from=_DOWN, needs_restart=True),
+    FaultKind.TORN_WRITE: FaultDraw(for_s=_DOWN_S, parameters=_TORN, apart_from=_DOWN, weight=2.0, needs_restart=True),
     FaultKind.STOP: FaultDraw(for_s=_DOWN_S, apart_from=_DOWN),
     FaultKind.RESTART_STORM: FaultDraw(for_s=_DOWN_S, parameters={"times": Whole(1, 4)}, apart_from=_DOWN),
     FaultKind.PAUSE: FaultDraw(for_s=Spread(0.005, 3.0), apart_from=_DOWN | {FaultKind.PAUSE}),
@@ -97,7 +102,7 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, shows_without_power=True),
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
     FaultKind.SLOW_DISK: FaultDraw(
-        for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(1, 1_000), "jitter_ms": PartOf("latency_ms")}
+        for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(5, 1_500), "jitter_ms": PartOf("latency_ms")}
     ),
     FaultKind.LOST_WRITE: FaultDraw(
         for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, shows_without_power=True
@@ -110,7 +115,7 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     ),
     FaultKind.CLOCK_JUMP: FaultDraw(
         for_s=None,
-        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -2.0, -0.5, 0.5, 2.0, 5.0, 60.0, 86_400.0))},
+        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -2.0, -0.5, *_BY_A_TIMEOUT_S, 60.0, 86_400.0))},
         needs_restart=True,
     ),
     FaultKind.CLOCK_RATE: FaultDraw(

@@ -45,6 +45,13 @@ _MOST_FAULTS: Final = 8
 _MOST_AIMS: Final = 4
 _CLOSE: Final = 0.3
 """Chance that a fault comes right after another's end."""
+_WITHIN: Final = 0.25
+"""Chance that a fault comes while another lasts: what a slow or lying disk has not done, only an end then shows."""
+_BACKLOG: Final = 0.3
+"""Chance that messages pile up before the broker ends: of those that everybody had settled none can be missed."""
+_BACKLOG_S: Final = Spread(0.03, 0.6)
+_VARIED: Final = 0.5
+"""Chance to aim at the run that reached the most that its family had not, where that is not the first."""
 _SOON_S: Final = Spread(0.0002, 0.2)
 _AIM_S: Final = Spread(0.00001, 0.05)
 """How far a fault may lie from what it aims at."""
@@ -94,6 +101,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """It is a later member of its family."""
     aims: tuple[str, ...] = ()
     """What the added faults aim at, for people."""
+    varies: int = 0
+    """Number of the schedule whose run they aim at."""
 
 
 def moment_of(event: HistoryEvent) -> Moment | None:
@@ -144,8 +153,20 @@ def drawn_blindly(scenario: Scenario, number: int) -> Schedule:
     )
 
 
+class Aim(msgspec.Struct, frozen=True):
+    """A schedule that others of its family aim at, and what its run left."""
+
+    schedule: Schedule
+    events: Sequence[HistoryEvent]
+
+
+def varied_of(number: int, blind: Aim, newest: Aim) -> Aim:
+    """Which of two runs a later member of their family aims at; ``newest`` reached the most that none before it had."""
+    return newest if substream(number, "hunt/guide").random() < _VARIED else blind
+
+
 def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Schedule:
-    """A later member of the family of ``blind``, whose run left ``events``."""
+    """A later member of the family of ``blind``, which is of that family, and whose run left ``events``."""
     rng = substream(number, "hunt/aim")
     scenario = blind.scenario
     span_s = lasts_s(scenario.workload)
@@ -170,6 +191,7 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
         fault = _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S)
         if _fits(fault, faults, FAULT_DRAWS[kind]):
             faults.append(fault)
+            faults += _backlog(rng, fault, faults, span_s + _HEAL_S)
             aims.append(f"{kind.value} at a {moment.value}")
     return Schedule(
         number=number,
@@ -178,6 +200,7 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
         variations=blind.variations,
         aimed=True,
         aims=tuple(aims),
+        varies=blind.number,
     )
 
 
@@ -220,6 +243,7 @@ class _Chaos:
                 fault = _fault(rng, kind, self._moment_s(windows), self._scenario, self._span_s + _HEAL_S)
                 if _fits(fault, self._faults, row):
                     self._faults.append(fault)
+                    self._faults += _backlog(rng, fault, self._faults, self._span_s + _HEAL_S)
                     break
         return self._faults
 
@@ -235,6 +259,9 @@ class _Chaos:
         if self._faults and rng.random() < _CLOSE:
             other = rng.choice(self._faults)
             return other.at_s + other.for_s + _SOON_S.draw(rng, {})
+        if self._faults and rng.random() < _WITHIN:
+            other = rng.choice(self._faults)
+            return rng.uniform(other.at_s, other.at_s + other.for_s)
         return rng.uniform(*rng.choice(windows))
 
 
@@ -252,6 +279,18 @@ def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario,
     for name, values in row.parameters.items():
         fields[name] = values.draw(rng, fields)
     return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": rng.choice(targets), **fields}, Fault)
+
+
+def _backlog(rng: random.Random, fault: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
+    """Where the fault ends the broker, perhaps one that keeps its consumers away from before until after it."""
+    row = FAULT_DRAWS[FaultKind.PARTITION]
+    wanted, before_s, after_s = rng.random() < _BACKLOG, _BACKLOG_S.draw(rng, {}), _BACKLOG_S.draw(rng, {})
+    if not wanted or fault.kind not in FAULT_DRAWS[FaultKind.CRASH].apart_from:
+        return []
+    at_s = round(max(0.0, fault.at_s - before_s), 6)
+    for_s = round(min(fault.at_s + fault.for_s + after_s, healed_s) - at_s, 6)
+    away = Fault(at_s=at_s, kind=FaultKind.PARTITION, for_s=for_s, target="consumers")
+    return [away] if _fits(away, others, row) else []
 
 
 def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:

@@ -337,21 +337,32 @@ def coverage_of(scenario: Scenario, events: list[HistoryEvent], sightings: Sight
 
 
 def _visited(events: list[HistoryEvent]) -> Iterator[int]:
+    for kind, type_, kinds, *much in steps_of(events):
+        yield zlib.crc32(f"{kind} {type_} {kinds} {'/'.join(map(str, much))}".encode())
+
+
+Step = tuple[OpKind, OpType, str, int, int, int]
+"""What happened, with which faults active, and how much was under way, by orders of magnitude."""
+
+
+def steps_of(events: list[HistoryEvent]) -> set[Step]:
+    """The abstract states that a run came to."""
+    found: set[Step] = set()
     active: Counter[str] = Counter()
+    kinds = ""
     publishing = settling = held = 0
     for event in events:
-        match event.f:
-            case OpKind.FAULT:
-                active[event.detail.split(" ")[0]] += 1 if event.type is OpType.INVOKE else -1
-            case OpKind.PUBLISH:
-                publishing += 1 if event.type is OpType.INVOKE else -1
-            case OpKind.DELIVER:
-                held += 1
-            case OpKind.ACK | OpKind.NACK | OpKind.REJECT:
-                settling += 1 if event.type is OpType.INVOKE else -1
-                held = max(0, held - (event.type is OpType.INVOKE))
-            case _:
-                pass
-        kinds = "+".join(kind for kind in sorted(active) if active[kind] > 0)
-        much = "/".join(str(count.bit_length()) for count in (publishing, settling, held))
-        yield zlib.crc32(f"{event.f.value} {event.type.value} {kinds} {much}".encode())
+        kind, type_ = event.f, event.type
+        begins = type_ is OpType.INVOKE
+        if kind is OpKind.DELIVER:
+            held += 1
+        elif kind is OpKind.PUBLISH:
+            publishing += 1 if begins else -1
+        elif kind in _SETTLING:
+            settling += 1 if begins else -1
+            held = max(0, held - begins)
+        elif kind is OpKind.FAULT:
+            active[event.detail.split(" ")[0]] += 1 if begins else -1
+            kinds = "+".join(each for each in sorted(active) if active[each] > 0)
+        found.add((kind, type_, kinds, publishing.bit_length(), settling.bit_length(), held.bit_length()))
+    return found
