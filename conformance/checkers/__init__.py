@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 
 import msgspec
@@ -35,11 +35,15 @@ from assay.conformance.checkers import (
 )
 from assay.conformance.checkers.anomaly import Anomaly, to_findings
 from assay.conformance.checkers.excuses import with_its_clock
+from assay.conformance.checkers.forgetting import Judge
 from assay.conformance.checkers.tables import MQTT_PREFIX, Tables, build_tables
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
 
-__all__ = ["CHECKERS", "Anomaly", "CheckOutcome", "Tables", "anomalies", "build_tables", "check_history"]
+__all__ = ["CHECKERS", "Anomaly", "CheckOutcome", "Tables", "anomalies", "build_tables", "check_history", "relations"]
+
+_FEW_EVENTS = 20_000
+"""So many are held as they are: to forget would save nothing worth having."""
 
 CHECKERS: dict[str, Callable[[Tables, Contract], list[Anomaly]]] = {
     lost.CHECKER: lost.check,
@@ -61,6 +65,20 @@ CHECKERS: dict[str, Callable[[Tables, Contract], list[Anomaly]]] = {
     retained.CHECKER: retained.check,
     wills.CHECKER: wills.check,
 }
+
+OF_ONE_VALUE = (
+    phantom.check,
+    duplicate.check,
+    redelivery_without_cause.check,
+    concurrent_delivery.check,
+    resurrection.check,
+    dlq_without_cause.check,
+    delivery_count.check,
+    delays.check,
+    cursor.check,
+    mqtt_duplicate.check,
+)
+"""Those whose rules look at one value at a time. Nothing is lost of a value that was settled."""
 
 
 class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +103,31 @@ def anomalies(tables: Tables, contract: Contract) -> list[Anomaly]:
     return rows
 
 
+def relations(
+    events: Iterable[HistoryEvent], contract: Contract, few: int = _FEW_EVENTS
+) -> tuple[Tables, list[HistoryEvent]]:
+    """The tables to judge a history by, and its events, without what is settled where there are more than a few.
+
+    Raises :class:`ValueError` if events are not in order of ``index``. What can be read once alone is held whole.
+    """
+    if iter(events) is events:
+        events = list(events)
+    if isinstance(events, Sized) and len(events) <= few:
+        kept = list(events)
+        return build_tables(kept), kept
+    judge = Judge(contract, OF_ONE_VALUE)
+    judge.take(events)
+    return judge.finish(events)
+
+
 def check_history(header: HistoryHeader, events: Iterable[HistoryEvent]) -> CheckOutcome:
-    """Judge one history. Raises :class:`ValueError` if its events are not in order of ``index``."""
-    kept = events if isinstance(events, list) else list(events)
+    """Judge one history. Raises :class:`ValueError` if its events are not in order of ``index``.
+
+    ``events`` may be anything that can be read twice, of any length: what is settled is forgotten
+    (:mod:`assay.conformance.checkers.forgetting`).
+    """
     with _collector_paused():
-        tables = build_tables(kept)
+        tables, kept = relations(events, header.contract)
         rows = anomalies(tables, header.contract)
     reasons = _missing_claims(tables, header.contract)
     if any(row.severity is Severity.SAFETY for row in rows):
@@ -116,9 +154,10 @@ def _collector_paused() -> Iterator[None]:
 def _missing_claims(tables: Tables, contract: Contract) -> list[str]:
     """Why this history cannot prove that the broker is right."""
     reasons = []
-    if not any(send.status is OpType.OK for send in tables.sends.values()):
+    forgotten = tables.forgotten
+    if not forgotten.sends and not any(send.status is OpType.OK for send in tables.sends.values()):
         reasons.append("no publish was acknowledged")
-    if not tables.main:
+    if not tables.main and not forgotten.deliveries:
         reasons.append("nothing was delivered")
     scopes = tables.scopes()
     reasons.extend(
@@ -143,18 +182,20 @@ def _counts(tables: Tables, rows: list[Anomaly]) -> dict[str, int]:
         status[send.status] += 1
         if send.status is OpType.INFO and send.value in read:
             recovered += 1
+    forgotten = tables.forgotten
     settled = Counter(row.kind for subject in tables.settlements.values() for row in subject if row.status is OpType.OK)
+    settled += forgotten.settled
     by_checker = Counter(row.checker for row in rows)
-    main = sum(len(events) for events in tables.main.values())
+    main = sum(len(events) for events in tables.main.values()) + forgotten.deliveries
     counts = {
         "events": tables.events,
-        "sends_ok": status[OpType.OK],
+        "sends_ok": status[OpType.OK] + forgotten.sends,
         "sends_fail": status[OpType.FAIL],
         "sends_info": status[OpType.INFO],
         "recovered": recovered,
         "deliveries": main,
-        "redeliveries": main - len(tables.main),
-        "dead_lettered": len(tables.dead),
+        "redeliveries": main - len(tables.main) - forgotten.subjects,
+        "dead_lettered": len(tables.dead) + forgotten.dead,
         "acks_ok": settled[OpKind.ACK],
         "nacks_ok": settled[OpKind.NACK],
         "rejects_ok": settled[OpKind.REJECT],

@@ -119,7 +119,10 @@ def _final(tables: Tables, queue: str, group: str, value: str) -> bool:
 
 def _read_bounds(tables: Tables, queue: str, group: str, dead: set[str]) -> dict[str, tuple[int, int]]:
     """Least and greatest sequence number seen, by producer."""
-    bounds: dict[str, tuple[int, int]] = {}
+    bounds = dict(tables.forgotten.bounds.get((queue, group), {}))
+    for producer, (least, most) in tables.forgotten.bounds.get((queue, ""), {}).items():
+        low, high = bounds.get(producer, (least, most))
+        bounds[producer] = (min(low, least), max(high, most))
     for send in tables.sends.values():
         if send.queue == queue and (send.value in dead or (queue, group, send.value) in tables.main):
             low, high = bounds.get(send.producer, (send.seq, send.seq))

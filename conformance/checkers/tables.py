@@ -41,8 +41,8 @@ spaces of plain MQTT, whose groups are sessions and shares.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -56,6 +56,7 @@ RETAINED_PREFIX = "$retained/"
 SHARE_PREFIX = "$share/"
 REMOVES = "removes"
 """``reason`` of a retained publish that removes what is there."""
+SETTLING = frozenset({OpKind.ACK, OpKind.NACK, OpKind.REJECT})
 END_IDX = 2**62
 END_NS = 2**62
 
@@ -169,6 +170,55 @@ Subject = tuple[str, str, str]
 """(queue, group, value): one message as one group sees it."""
 
 
+class Forgotten:
+    """What tables no longer hold, because nothing was wrong with it: its counts, and the bounds of what was read."""
+
+    def __init__(self) -> None:
+        self.sends = self.deliveries = self.subjects = self.dead = 0
+        self.settled: Counter[OpKind] = Counter()
+        """Settlements that were confirmed."""
+        self.bounds: dict[Scope, dict[str, tuple[int, int]]] = {}
+        """By group, or "" for dead letters, and by producer: least and greatest sequence number."""
+
+    def count_straight(self, sent: HistoryEvent, groups: Collection[str]) -> None:
+        """One value that each of these groups got once and acknowledged."""
+        number = len(groups)
+        self.sends += 1
+        self.deliveries += number
+        self.subjects += number
+        if not sent.queue.startswith(MQTT_PREFIX):
+            self.settled[OpKind.ACK] += number
+        for group in groups:
+            self._read(sent, group)
+
+    def _read(self, sent: HistoryEvent, group: str) -> None:
+        scope, seq = (sent.queue, group), sent.seq
+        read = self.bounds.get(scope)
+        if read is None:
+            read = self.bounds[scope] = {}
+        low, high = read.get(sent.producer, (seq, seq))
+        if seq > high or seq < low or low == high:
+            read[sent.producer] = (min(low, seq), max(high, seq))
+
+    def count(self, events: list[HistoryEvent], times: int = 1) -> None:
+        """All that was told of one value, whose publish comes first; ``times``: -1 to take it back."""
+        sent = events[0]
+        groups = set()
+        self.sends += times
+        for event in events:
+            if event.f is OpKind.DELIVER:
+                is_dead = event.queue != sent.queue
+                if is_dead:
+                    self.dead += times
+                else:
+                    self.deliveries += times
+                    groups.add(event.group)
+                self._read(sent, "" if is_dead else event.group)
+            elif event.type is OpType.OK and event.f in SETTLING:
+                self.settled[event.f] += times
+        self.subjects += times * len(groups)
+
+
 class Tables:
     """The relations of one history, with the few groupings that several checkers share."""
 
@@ -199,6 +249,7 @@ class Tables:
         self.wills: dict[str, Will] = {}
         self.reads: list[Read] = []
         self.events = 0
+        self.forgotten = Forgotten()
         self.derived: dict[object, object] = {}
         """What checkers share, by what it was derived from."""
         self._scopes: list[Scope] | None = None
@@ -208,6 +259,7 @@ class Tables:
         if self._scopes is None:
             seen = {scope for scope in (*self.subscribed, *self.drains) if scope[1]}
             seen.update((queue, group) for queue, group, _ in self.main)
+            seen.update(scope for scope in self.forgotten.bounds if scope[1])
             self._scopes = sorted(scope for scope in seen if not scope[0].startswith(DLQ_PREFIX))
         return self._scopes
 
@@ -241,7 +293,9 @@ class Tables:
         return {event.value for event in self.dead if event.queue == name}
 
 
-class _Builder:
+class Builder:
+    """Derives the relations event by event."""
+
     def __init__(self) -> None:
         self.tables = Tables()
         self._open_sends: dict[int, Send] = {}
@@ -442,6 +496,29 @@ class _Builder:
         elif event.op in self._cancels and self._cancels[event.op].type is OpType.INVOKE:
             self._cancels[event.op] = replace(event, value=self._cancels[event.op].value)
 
+    def take(self, event: HistoryEvent) -> None:
+        """The next event."""
+        kind = event.f
+        if kind is OpKind.PUBLISH:
+            self.publish(event)
+        elif kind is OpKind.DELIVER:
+            self.deliver(event)
+        elif kind in SETTLING:
+            self.settle(event)
+        else:
+            self.other(event)
+
+    def over(self, events: Iterable[HistoryEvent]) -> Tables:
+        """Tables of some values, within what was taken so far that belongs to no value."""
+        other, common = Builder(), self.tables
+        tables = other.tables
+        tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
+        tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
+        tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
+        for event in events:
+            other.take(event)
+        return tables
+
     def finish(self) -> None:
         """What holds only once everything was read."""
         for asked, event in self._cancels.items():
@@ -459,10 +536,10 @@ class _Builder:
 
 def build_tables(events: Iterable[HistoryEvent]) -> Tables:
     """Derive the relations in one pass. Events must come in order of ``index``; raises :class:`ValueError` if not."""
-    builder = _Builder()
+    builder = Builder()
     tables = builder.tables
     started = tables.started
-    publish, deliver, settle = builder.publish, builder.deliver, builder.settle
+    publish, deliver, settle = builder.publish, builder.deliver, builder.settle  # named: most of the time goes there
     last = -1
     count = 0
     for event in events:

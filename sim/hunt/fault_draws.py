@@ -105,13 +105,13 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
         for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(5, 1_500), "jitter_ms": PartOf("latency_ms")}
     ),
     FaultKind.LOST_WRITE: FaultDraw(
-        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, shows_without_power=True
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.5, shows_without_power=True
     ),
     FaultKind.MISDIRECTED_WRITE: FaultDraw(
-        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.4, shows_without_power=True
+        for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.5, shows_without_power=True
     ),
     FaultKind.BIT_ROT: FaultDraw(
-        for_s=None, parameters={"files": _DATA, "times": Whole(1, 10)}, most=1, chance=0.4, needs_restart=True
+        for_s=None, parameters={"files": _DATA, "times": Whole(1, 10)}, most=1, chance=0.5, needs_restart=True
     ),
     FaultKind.CLOCK_JUMP: FaultDraw(
         for_s=None,
