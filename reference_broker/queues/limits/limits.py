@@ -133,7 +133,7 @@ class QueueLimits(TimeToLive):
         """Something is ready again, which may be too much."""
         if self._contents.config.overflow.drops:
             self._drop_at = min(self._drop_at, now)
-            self.arm(now)
+            self._agenda.wake(self, now)
 
     def check_ready(self, group: ConsumerGroup, now: float) -> None:
         """Consumers have taken what they take: some of what they had room for may be left, which is too much then."""
