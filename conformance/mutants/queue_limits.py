@@ -31,6 +31,7 @@ from assay.reference_broker.queues.queue import priority_figures
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.storage import log
 
 
 def _nothing(*_args: object, **_fields: object) -> None:
@@ -224,6 +225,22 @@ def drops_in_flight(patch: Patch) -> None:
 @mutant("queue-overflow-drops-transactions", "a full queue drops its oldest message although its transaction is open")
 def drops_transactions(patch: Patch) -> None:
     patch.replace(limits, "settled_end", lambda partition: partition.log.next_offset)
+
+
+@mutant("queue-retention-passes-groups", "limits of retention delete what a group has not settled")
+def retention_passes(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def expired_count(segments: Any, policy: Any, *, needed_from: int | None, **fields: Any) -> int:
+            return original(segments, policy, needed_from=None, **fields)
+
+        return expired_count
+
+    patch.wrap(log, "expired_count", make)
+
+
+@mutant("queue-retention-never-comes", "limits of retention are configured and never applied")
+def retention_never(patch: Patch) -> None:
+    patch.replace(DurableQueue, "retain", lambda _self, _now: True)
 
 
 @mutant("queue-overflow-without-dead-letters", "what a full queue gives up is dropped instead of dead-lettered")

@@ -515,6 +515,77 @@ async def counts_down(ctx: CaseContext) -> None:
     ctx.must(left is not None and 58 <= left <= 62, f"consumer: expected an expiry of about 60 s; seen {left}")
 
 
+_RETAINED = 5
+_RETENTION = {
+    "data_dir": "{dir}",
+    "queues": {
+        "segment_bytes": 4_096,
+        "retention_interval_s": 1,
+        "defaults": {"partitions": 1, "retention": {"max_messages": _RETAINED}},
+    },
+}
+
+
+async def _publish_many(ctx: CaseContext, queue: str) -> list[bytes]:
+    """Messages that fill several segments."""
+    publisher = await ctx.connect(version=5, name="publisher")
+    payloads = [b"%03d" % number + bytes(500) for number in range(60)]
+    for payload in payloads:
+        await publish(publisher, queue, payload)
+    return payloads
+
+
+@case(
+    "queue/limits/retention-spares-what-a-group-needs",
+    clauses=("Q-LIMIT-25",),
+    requires=("queues", "clock"),
+    mutant="queue-retention-passes-groups",
+    settings=_RETENTION,
+)
+async def retention_spares(ctx: CaseContext) -> None:
+    """Limits of retention delete nothing that a group has not settled (R19).
+
+    The queue is to keep five messages. A group has a consumer that goes away; 60 messages come, and ten seconds later
+    it is back and gets each of them.
+    """
+    queue = new_queue(ctx)
+    await (await consume(ctx, queue)).disconnect()
+    payloads = await _publish_many(ctx, queue)
+    await ctx.advance(10.0)
+    consumer = await consume(ctx, queue)
+    for payload in payloads:
+        await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
+
+
+@case(
+    "queue/limits/retention-keeps-the-newest",
+    clauses=("Q-LIMIT-26",),
+    requires=("queues", "clock"),
+    mutant="queue-retention-never-comes",
+    near_miss="queue-one-batch-per-message",
+    settings=_RETENTION,
+)
+async def retention_keeps(ctx: CaseContext) -> None:
+    """A queue without groups deletes the oldest of what is more than its limits, and keeps what they allow (R19).
+
+    It is to keep five messages; 60 come, and ten seconds later a first group gets the last five at least, and not all.
+    How many more are there is free: they are deleted in blocks.
+    """
+    queue = new_queue(ctx)
+    payloads = await _publish_many(ctx, queue)
+    await ctx.advance(10.0)
+    consumer = await consume(ctx, queue)
+    seen: list[bytes] = []
+    while not seen or seen[-1] != payloads[-1]:
+        delivery = await consumer.expect(Publish)
+        seen.append(delivery.payload)
+        await settle(ctx, consumer, queue, "ack", delivery)
+    ctx.must(
+        _RETAINED <= len(seen) < len(payloads) and seen == payloads[-len(seen) :],
+        f"consumer: expected the newest {_RETAINED} to {len(payloads) - 1} of {len(payloads)}; seen {len(seen)}",
+    )
+
+
 @case(
     "queue/limits/expired-to-dead-letters",
     clauses=("Q-LIMIT-11",),
