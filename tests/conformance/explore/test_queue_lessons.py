@@ -507,6 +507,25 @@ def test_a_nonce_is_of_one_delivery() -> None:
     accused("Q-SETTLE-12", lambda: bench.gives(member, second, 1, receipt=f"q:0:1:1:{NONCE}"))
 
 
+@pytest.mark.parametrize(("partitions", "apart_s", "is_known"), [(1, 0.0, True), (3, 0.0, False), (3, 1.0, True)])
+def test_the_oldest_of_several_partitions_is_known_by_time_alone(
+    partitions: int, apart_s: float, is_known: bool
+) -> None:
+    """A broker keeps it in milliseconds: one that dropped the second of two in one of them was accused."""
+    bench = Bench(partitions=partitions, max_depth=2, overflow="drop_oldest")
+    first = bench.publish()
+    bench.moves(apart_s)
+    second = bench.publish()
+    bench.moves(apart_s)
+    third = bench.publish()
+    member = bench.join()
+    places = {second: (0, 0), third: (0, 1)} if is_known else {first: (0, 0), third: (1, 0)}
+    if is_known:
+        accused("Q-LIMIT-04", lambda: bench.gives(member, first, 0))
+    for message, (partition, offset) in places.items():
+        bench.gives(member, message, offset, partition=partition)
+
+
 # Partitions
 
 
