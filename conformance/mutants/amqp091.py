@@ -102,8 +102,8 @@ _REWRITES: dict[str, Row] = {
         "a consumer tag may be used twice",
         Consuming,
         "consume",
-        "if tag in self._consumers:",
-        "if not tag and tag in self._consumers:",
+        "if tag in self._consumers or",
+        "if (not tag and tag in self._consumers) or",
     ),
     "amqp-consumers-never-exclusive": (
         "exclusive consumption keeps nobody out",

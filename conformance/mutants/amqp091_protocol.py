@@ -252,6 +252,20 @@ _ROWS: dict[str, Row] = {
         "entry = self.find_exchange(exchange)",
         "entry = self._exchanges.get(exchange)\n    if entry is None:\n        return NOWHERE",
     ),
+    "amqp-last-queue-forgotten": (
+        "an empty queue name does not stand for the queue declared last",
+        declarations,
+        "declare_now",
+        "channel.last_queue = name",
+        "channel.last_queue = channel.last_queue or name",
+    ),
+    "amqp-consumers-not-counted": (
+        "Declare-Ok counts no consumers",
+        declarations,
+        "declare_now",
+        "consumers = service.consumer_count(channel.vhost, name)",
+        "consumers = 0",
+    ),
     "amqp-no-alternates": (
         "alternate exchanges get nothing",
         virtual_host,
@@ -264,12 +278,6 @@ _ROWS: dict[str, Row] = {
 register_rewrites(_ROWS)
 
 _HANDLERS: dict[str, tuple[str, str, str, str]] = {
-    "amqp-last-queue-forgotten": (
-        "an empty queue name does not stand for the queue declared last",
-        "queue.declare",
-        "channel.last_queue = name",
-        "channel.last_queue = channel.last_queue or name",
-    ),
     "amqp-used-queues-deleted": (
         "a queue with consumers is deleted though if-unused is set",
         "queue.delete",
@@ -281,12 +289,6 @@ _HANDLERS: dict[str, tuple[str, str, str, str]] = {
         "queue.delete",
         "if if_empty and ready:",
         "if False:",
-    ),
-    "amqp-consumers-not-counted": (
-        "Declare-Ok counts no consumers",
-        "queue.declare",
-        "consumers = service.consumer_count(channel.vhost, name)",
-        "consumers = 0",
     ),
 }
 

@@ -102,7 +102,7 @@ def queue_declare(
         auto_delete=auto_delete,
         arguments=arguments,
     )
-    declare = partial(_declare, channel, record, passive, by_server, no_wait)
+    declare = partial(declare_now, channel, record, passive, by_server, no_wait)
     engine, engine_name = connection.broker.engine, service.engine_name(channel.vhost, name)
     if not passive and engine.is_going(engine_name):
         # Who deletes a queue, or loses it with a connection, may declare it anew at once.
@@ -111,7 +111,10 @@ def queue_declare(
     declare(now)
 
 
-def _declare(channel: Channel, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float) -> None:
+def declare_now(
+    channel: Channel, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float
+) -> None:
+    """A queue of that name is not about to go any more: declare it, and say so."""
     service, name = channel.service, record.name
     service.declare(channel.vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now)
     channel.last_queue = name
