@@ -409,6 +409,8 @@ class AmqpConnection(Connection):
                 raise AmqpError(Reply.COMMAND_INVALID, f"{method.name} on channel 0", rule="sec.2.2.4", hard=True)
             name = method.name
             if name == "connection.close":
+                # Clients write what other channels have behind it.
+                self.waits_for_peer = True
                 self.send_method(0, "connection.close-ok")
                 self._end(now)
             elif self.phase is Phase.RUNNING:

@@ -315,6 +315,7 @@ class Consuming:
         self._next_tag += 1
         message = delivery.message
         kept = message.properties
+        name: str | None = None
         if kept is not None and kept.exchange is not None:
             exchange, key = kept.exchange, kept.routing_key or ""
         elif message.publisher.startswith("amqp091:"):
@@ -322,6 +323,7 @@ class Consuming:
         else:
             exchange, key = MQTT_EXCHANGE, amqp_name(delivery.topic.removeprefix(QUEUE_PREFIX))
             key = key.encode()[:255].decode(errors="ignore")
+            name = delivery.message_id
         repeated = delivery.redelivered or delivery.delivery_count > 1
         if consumer.tag:
             method = encode_method(_DELIVER, consumer.tag, tag, repeated, exchange, key)
@@ -329,7 +331,7 @@ class Consuming:
             ready = channel.service.ready_count(channel.vhost, consumer.record.name)
             method = encode_method(_GET_OK, tag, repeated, exchange, key, ready)
         body = message.payload
-        properties = properties_of(message, connection.broker.now)
+        properties = properties_of(message, connection.broker.now, name)
         if consumer.is_stream:
             properties = with_offset(properties, delivery.offset)
         header = header_of(len(body), properties, connection.frame_max_bytes)

@@ -13,11 +13,14 @@ from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.fields import MAX_FIELDS, Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.messages.stored_message import is_plain
+from assay.reference_broker.routing.carried import is_mqtt_text, is_mqtt_topic
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import Kind, MessageProperties, Typed
 
 _MAX_DIGITS: Final = 10
 TRANSIENT, PERSISTENT = 1, 2
+PAYLOAD_FORMAT: Final = "payload-format"
+"""A header with what MQTT says of the payload: 0 = bytes, 1 = text in UTF-8."""
 
 
 def expiration_ms(properties: BasicProperties) -> int | None:
@@ -43,7 +46,7 @@ def message_from(
     # Of the default exchange its queue's name says it all, unless there are further keys.
     is_named = bool(exchange) or any(name in (CC, BCC) for name, _ in headers)
     content_type, reply_to = properties.content_type, properties.reply_to
-    is_type, is_topic = is_mqtt_text(content_type), is_mqtt_text(reply_to, _NOT_IN_TOPICS)
+    is_type, is_topic = is_mqtt_text(content_type), is_mqtt_topic(reply_to)
     kept = MessageProperties(
         content_type=None if is_type else content_type,
         reply_to=None if is_topic else reply_to,
@@ -52,6 +55,7 @@ def message_from(
         content_encoding=properties.content_encoding,
         kind=properties.kind,
         app_id=properties.app_id,
+        cluster_id=properties.cluster_id,
         user_id=None if properties.user_id is None else properties.user_id.encode(),
         priority=properties.priority,
         durable=None if properties.delivery_mode is None else properties.delivery_mode == PERSISTENT,
@@ -88,24 +92,17 @@ _NOTHING: Final = MessageProperties()
 STREAM_OFFSET: Final = "x-stream-offset"
 _MAX_BYTES: Final = 255
 """Of a short string, names of fields among them."""
-_NOT_IN_TEXTS: Final = frozenset("\0")
-_NOT_IN_TOPICS: Final = frozenset("\0+#")
-
-
-def is_mqtt_text(text: str | None, without: frozenset[str] = _NOT_IN_TEXTS) -> bool:
-    """Whether a client of MQTT may be sent it (MQTT-1.5.4-2; of a response topic MQTT-3.3.2-14). None may be."""
-    return text is None or (without.isdisjoint(text) and (bool(text) or without is _NOT_IN_TEXTS))
 
 
 def _text(value: str | None) -> Typed | None:
     return None if value is None else Typed(Kind.TEXT, value)
 
 
-def properties_of(message: Message, now: float) -> BasicProperties:
-    """What a consumer is given."""
+def properties_of(message: Message, now: float, name: str | None = None) -> BasicProperties:
+    """What a consumer is given. ``name``: what the queue calls a message whose publisher could not name it."""
     kept = message.properties
     if kept is None:
-        if is_plain(message):
+        if name is None and is_plain(message):
             return NONE
         kept = _NOTHING
     created_ms = kept.created_at_ms
@@ -113,11 +110,16 @@ def properties_of(message: Message, now: float) -> BasicProperties:
     if correlation is None and message.correlation_data is not None:
         correlation = _from_bytes(message.correlation_data)
     headers: Table = kept.headers
+    if message.payload_format is not None:
+        headers += ((PAYLOAD_FORMAT, Typed(Kind.TEXT, str(message.payload_format))),)
     if message.user_properties:
         # Those of MQTT: a name that is there twice is given once.
         named = {name for name, _ in headers}
-        own = {name: value for name, value in reversed(message.user_properties) if name not in named}
-        fitting = [(name, Typed(Kind.TEXT, value)) for name, value in reversed(own.items()) if _fits(name)]
+        own: dict[str, str] = {}
+        for each, value in message.user_properties:
+            if each not in named and _fits(each):
+                own.setdefault(each, value)
+        fitting = [(each, Typed(Kind.TEXT, value)) for each, value in own.items()]
         # What a table may not have more of is left out.
         headers += tuple(fitting[: max(0, MAX_FIELDS - len(headers))])
     return BasicProperties(
@@ -129,11 +131,12 @@ def properties_of(message: Message, now: float) -> BasicProperties:
         correlation_id=correlation,
         reply_to=kept.reply_to if message.response_topic is None else _fitting(message.response_topic),
         expiration=_expiration(message, kept, now),
-        message_id=_text_of(kept.message_id),
+        message_id=_text_of(kept.message_id) or name,
         timestamp=None if created_ms is None else max(0, created_ms // 1_000),
         kind=kept.kind,
         user_id=None if kept.user_id is None else kept.user_id.decode(errors="replace"),
         app_id=kept.app_id,
+        cluster_id=kept.cluster_id,
     )
 
 
@@ -166,10 +169,10 @@ def _text_of(value: Typed | None) -> str | None:
     return _from_bytes(value.value) if isinstance(value.value, bytes) else _fitting(str(value.value))
 
 
-def _from_bytes(data: bytes) -> str:
-    """As text where it is that, and fits; else in base 64."""
+def _from_bytes(data: bytes) -> str | None:
+    """As text where it is that, else in base 64; None = it does not fit."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         text = base64.b64encode(data).decode()
-    return text.encode()[:_MAX_BYTES].decode(errors="ignore")
+    return _fitting(text)

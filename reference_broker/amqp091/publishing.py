@@ -9,7 +9,7 @@ import msgspec
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name, name_of
-from assay.reference_broker.amqp091.messages import is_mqtt_text, message_from
+from assay.reference_broker.amqp091.messages import message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
 from assay.reference_broker.amqp091.stream_commits import commit, committed_stream
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
@@ -20,16 +20,14 @@ from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueAddress, QueueError
+from assay.reference_broker.routing.carried import as_mqtt_carries
 from assay.reference_broker.routing.message import Message, changed
-from assay.reference_broker.routing.properties import Kind, Typed
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.consuming import Settlement
 
 _MAX_KEYS: Final = TopologyLimits().max_routing_keys
-_MAX_CHARACTERS: Final = 16_383
-"""Of a text that goes to MQTT, whose strings have 65 535 bytes at most."""
 
 
 class _Publish:
@@ -170,13 +168,7 @@ class Publishing:
             return None
         kept = message.properties
         is_persistent = kept is not None and kept.durable is True
-        headers = () if kept is None else kept.headers
-        return changed(
-            message,
-            topic=topic,
-            qos=int(is_persistent),
-            user_properties=tuple([(name, value.value) for name, value in headers if _goes_to_mqtt(name, value)]),
-        )
+        return changed(as_mqtt_carries(message), topic=topic, qos=int(is_persistent))
 
     def _enqueue(self, message: Message, queues: tuple[str, ...], publish: _Publish, now: float) -> None:
         channel = self._channel
@@ -291,13 +283,6 @@ class Publishing:
         if self._transaction is not None:
             self._transaction.give_room_back(self._channel)
             self._transaction = Transaction()
-
-
-def _goes_to_mqtt(name: str, value: Typed) -> bool:
-    """Whether a header can be a user property."""
-    if value.kind is not Kind.TEXT or len(value.value) > _MAX_CHARACTERS:
-        return False
-    return is_mqtt_text(name) and is_mqtt_text(value.value)
 
 
 def header_of(size: int, properties: BasicProperties, max_bytes: int) -> bytes:

@@ -178,6 +178,9 @@ class Connection(SendBuffer, ABC):
         self._unread_timer = None
         self.rouse()
 
+    waits_for_peer = False
+    """Once its output is sent the peer closes first: what it still sends is passed over, and costs it no answer."""
+
     def end_output(self) -> None:
         """It closes once its output is sent; what is left unread counts no more."""
         self.closing = True

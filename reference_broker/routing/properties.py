@@ -90,6 +90,7 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     kind: str | None = None
     """``type`` of AMQP 0.9.1, ``subject`` of 1.0."""
     app_id: str | None = None
+    cluster_id: str | None = None
     user_id: bytes | None = None
     priority: int | None = None
     """As its publisher gave it, 0 to 255; its lane in the queue is what the queue made of it."""
@@ -212,6 +213,7 @@ def properties_bytes(properties: MessageProperties) -> int:
         properties.content_encoding,
         properties.kind,
         properties.app_id,
+        properties.cluster_id,
         properties.user_id,
         properties.content_type,
         properties.reply_to,

@@ -188,7 +188,14 @@ class SocketProtocol(asyncio.Protocol):
             if connection.cut:
                 transport.abort()
                 return
-            transport.close()
+            if connection.waits_for_peer and transport.can_write_eof():
+                # To close with something unread would take from the peer what it has not read yet.
+                transport.write_eof()
+                if self._reading_paused:
+                    self._reading_paused = False
+                    transport.resume_reading()
+            else:
+                transport.close()
             self._linger = self._driver.loop.call_later(LINGER_S, transport.abort)
         elif connection.cut:
             transport.abort()

@@ -17,6 +17,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ProbableAuthenticationError, UnroutableError
 
 from assay import Broker
+from assay.reference_broker.amqp091.wire.content import NONE, encode_header
+from assay.reference_broker.amqp091.wire.frames import PROTOCOL_HEADER, FrameType, content_frames, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.auth import hash_password
 from assay.reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig, ListenerProtocol, UserConfig
 
@@ -269,3 +272,24 @@ def test_a_listener_of_amqp_alone_is_ready_and_knows_nothing_of_mqtt() -> None:
             raw.sendall(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00")
             assert raw.recv(100) == b"AMQP\x00\x00\x09\x01"
             assert raw.recv(100) == b""
+
+
+def test_what_comes_behind_a_close_costs_the_client_no_answer(broker: Broker) -> None:
+    """amqplib writes the close of the connection before what its channels have still to write."""
+    plain = encode_method(BY_NAME["connection.start-ok"], (), "PLAIN", b"\0guest\0guest", "en_US")
+    said = [
+        (0, plain),
+        (0, encode_method(BY_NAME["connection.tune-ok"], 2_047, 131_072, 0)),
+        (0, encode_method(BY_NAME["connection.open"], "/")),
+        (1, encode_method(BY_NAME["channel.open"])),
+        (0, encode_method(BY_NAME["connection.close"], 200, "", 0, 0)),
+    ]
+    publish = frame(FrameType.METHOD, 1, encode_method(BY_NAME["basic.publish"], "", "q", False, False))
+    body = b"x" * 60_000
+    publish += content_frames(1, encode_header(len(body), NONE), body, 131_072)
+    with socket.create_connection((broker.host, broker.port), PATIENCE_S) as raw:
+        raw.sendall(PROTOCOL_HEADER + b"".join([frame(FrameType.METHOD, number, method) for number, method in said]))
+        for _ in range(200):
+            raw.sendall(publish)
+        heard = b"".join(iter(lambda: raw.recv(1 << 16), b""))
+    assert heard.endswith(frame(FrameType.METHOD, 0, encode_method(BY_NAME["connection.close-ok"])))

@@ -6,6 +6,7 @@ from assay.reference_broker.mqtt.queue_topics.publish_properties import PRIORITY
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.routing.carried import user_properties_of
 
 BROKER_PROPERTIES = frozenset(
     (
@@ -41,7 +42,10 @@ def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
         own += (("redelivered", "true"),)
     if delivery.receipt:
         own += (("receipt", delivery.receipt),)
-    theirs = delivery.message.user_properties
+    message = delivery.message
+    theirs = message.user_properties
+    if message.properties is not None:
+        theirs += user_properties_of(message.properties)
     if delivery.lane != NORMAL:
         own += ((PRIORITY, Priority(delivery.lane).name.lower()),)
         theirs = tuple(pair for pair in theirs if pair[0] != PRIORITY)

@@ -42,6 +42,7 @@ from assay.reference_broker.mqtt.sessions.sys_topics import SysTopics
 from assay.reference_broker.queues import Delivery, Outcome, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
+from assay.reference_broker.routing.carried import correlation_data_of
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.routing.topics import is_sys_topic
@@ -661,6 +662,9 @@ class MqttBroker(Broker):
     def delivery_message(self, delivery: Delivery) -> Message:
         """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
         message = delivery.message
+        correlation_data, kept = message.correlation_data, message.properties
+        if correlation_data is None and kept is not None:
+            correlation_data = correlation_data_of(kept)
         return Message(
             topic=delivery.topic,
             payload=message.payload,
@@ -670,8 +674,8 @@ class MqttBroker(Broker):
             payload_format=message.payload_format,
             content_type=message.content_type,
             response_topic=message.response_topic,
-            correlation_data=message.correlation_data,
-            properties=message.properties,
+            correlation_data=correlation_data,
+            properties=kept,
             user_properties=delivery_properties(delivery),
         )
 
