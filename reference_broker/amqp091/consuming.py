@@ -127,6 +127,8 @@ class Consuming:
         """Of consumers to come."""
         self._channel_prefetch = 0
         """Of all consumers of the channel together; 0 = no limit."""
+        self._counted = 0
+        """Deliveries that count against it: to consumers, and not settled for good."""
         self._stalled: dict[AmqpConsumer, None] = {}
         self._is_active = True
         self.replies: ReplyConsumer | None = None
@@ -344,6 +346,7 @@ class Consuming:
         else:
             self._unsettled[tag] = Unsettled(consumer, delivery)
             consumer.held += 1
+            self._counted += bool(consumer.tag)
         return True
 
     def deliver_reply(self, consumer: ReplyConsumer, properties: BasicProperties, body: bytes) -> None:
@@ -362,7 +365,7 @@ class Consuming:
         limit = self._channel_prefetch
         if consumer.prefetch and consumer.held >= consumer.prefetch:
             return False
-        if limit and not consumer.no_ack and len(self._unsettled) >= limit:
+        if limit and not consumer.no_ack and self._counted >= limit:
             return False
         return self._is_active and not self._channel.connection.is_full
 
@@ -444,6 +447,7 @@ class Consuming:
         else:
             broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done), within=within)
         consumer.held -= 1
+        self._counted -= bool(consumer.tag)
         if consumer.is_cancelled and not consumer.held and consumer in self._leaving:
             del self._leaving[consumer]
             assert consumer.consumer is not None

@@ -20,8 +20,6 @@ _FOR_EVER_S: Final = 365.0 * 86_400
 UNLIMITED_RETRIES: Final = 1_000_000_000
 AT_ONCE_MS: Final = 50
 """A time to live of 0: what cannot be delivered at once is gone. Who waits for it gets it once it is on disk."""
-_AT_ONCE_IN_MEMORY_S: Final = 0.0001
-"""What no disk is asked for goes out in the same turn."""
 MAX_IN_FLIGHT: Final = 65_535
 """What a consumer without prefetch may hold."""
 MAX_DEPTH: Final = 10_000_000
@@ -219,8 +217,7 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
         # As good as strictly by priority.
         settings["priority"] = {"enabled": True, "weights": _STRICT_WEIGHTS, "starvation_s": 0.0}
     if arguments.message_ttl_ms is not None:
-        least_s = AT_ONCE_MS / 1_000 if durable else _AT_ONCE_IN_MEMORY_S
-        settings["message_ttl_s"] = max(arguments.message_ttl_ms / 1_000, least_s)
+        settings["message_ttl_s"] = max(arguments.message_ttl_ms, AT_ONCE_MS) / 1_000
     if arguments.max_length is not None:
         settings["max_depth"] = max(1, arguments.max_length)
     if arguments.max_length_bytes is not None:

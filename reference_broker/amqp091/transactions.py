@@ -99,6 +99,8 @@ class Commit:
         self._key: TransactionKey | None = None
         self._parts: Iterator[None] = iter(())
         self._then: Callable[[float], None] = self._told
+        self._routed: set[int] = set()
+        """Publishes, by their identity, that a queue was still there for."""
         self._refusal: QueueError | None = None
         """Of a part of it."""
         self._failure: QueueError | None = None
@@ -115,7 +117,7 @@ class Commit:
             for settlement in settlements:
                 self._channel.consuming.carry_out(settlement, now, self._committed)
             for published in routed:
-                self._enqueue(begun(published.message, now), published.queues[0], self._committed, now)
+                self._enqueue(published, begun(published.message, now), published.queues[0], self._committed, now)
         else:
             try:
                 self._broker.engine.transactions.begin_alone(now, self._begun)
@@ -161,7 +163,7 @@ class Commit:
             for queue in published.queues:
                 if self._refusal is not None or not channel.is_open:
                     return
-                self._enqueue(message, queue, self._note, broker.now, key)
+                self._enqueue(published, message, queue, self._note, broker.now, key)
                 yield
 
     def _note(self, error: QueueError | None) -> None:
@@ -170,6 +172,7 @@ class Commit:
 
     def _enqueue(
         self,
+        published: Published,
         message: Message,
         queue: str,
         on_confirmed: Callable[[QueueError | None], None],
@@ -180,6 +183,7 @@ class Commit:
         if not service.exists(self._vhost, queue):
             on_confirmed(None)
             return
+        self._routed.add(id(published))
         kept = message.properties
         place, options = service.place_of(self._vhost, queue, None if kept is None else kept.priority)
         address = QueueAddress(queue=place)
@@ -213,7 +217,7 @@ class Commit:
     def _tell(self) -> Iterator[None]:
         """Those who get what is no part of it."""
         for published in self._transaction.publishes:
-            reached = bool(published.queues)
+            reached = id(published) in self._routed
             if published.topical is not None:
                 now = self._broker.now
                 reached |= self._broker.publish(begun(published.topical, now), self._connection, now)

@@ -88,20 +88,6 @@ def test_a_time_to_live_begins_with_the_commit() -> None:
     assert c.get("q").name == "basic.get-empty"
 
 
-def test_a_time_to_live_of_nothing_is_none_where_nobody_waits() -> None:
-    """Java client, PerQueueTTL.zeroTTLDelivery."""
-    c = client()
-    c.declare("q", durable=False, arguments=table(x_message_ttl=0))
-    c.publish("q", b"1")
-    c.now += 0.001
-    assert c.get("q").name == "basic.get-empty"
-    c.consume("q")
-    said = c.publish("q", b"2")
-    assert [each.body for each in said] == [b"2"]
-    c.now += 0.001
-    assert c.say(1, "basic.reject", said[0].values[1], True) == []
-
-
 def test_a_dead_letter_tells_all_its_keys() -> None:
     """Java client, DeadLetterExchange.deadLetterNewRK: CC was left out."""
     c = client()
@@ -116,3 +102,37 @@ def test_a_dead_letter_tells_all_its_keys() -> None:
     (death,) = dict(properties.headers or ())["x-death"].value
     told = dict(zip([each.value for each in death.value[::2]], death.value[1::2], strict=True))
     assert [each.value for each in told["routing-keys"].value] == ["k", "foo"]
+
+
+def test_what_was_got_counts_for_no_prefetch() -> None:
+    """Java client, QosTests.permutations: the limit is that of consumers, and one in a transaction is held yet."""
+    c = client()
+    c.declare("q")
+    for body in (b"1", b"2", b"3", b"4"):
+        c.publish("q", body)
+    c.say(1, "basic.qos", 0, 1, True)
+    assert [each.name for each in c.consume("q")] == ["basic.consume-ok", "basic.deliver"]
+    got = c.get("q")
+    assert [each.body for each in c.say(1, "basic.ack", 1, False)] == [b"3"]
+    c.say(1, "tx.select")
+    c.say(1, "basic.ack", 3, False)
+    c.publish("q", b"5")
+    assert c.say(1, "tx.rollback")[0].name == "tx.rollback-ok"
+    assert c.say(1, "basic.ack", got.values[0], False) == []
+    assert [each.name for each in c.say(1, "tx.commit")] == ["tx.commit-ok"]
+
+
+def test_what_a_commit_finds_no_queue_for_comes_back() -> None:
+    """Java client, Routing.basicReturnTransactional: it could be routed when it was published."""
+    c = client()
+    c.declare("q")
+    c.declare("r")
+    c.say(1, "tx.select")
+    c.publish("q", b"1", mandatory=True)
+    c.publish("r", b"2", mandatory=True)
+    c.say(1, "queue.delete", "q", False, False, False)
+    said = c.say(1, "tx.commit")
+    assert [(each.name, each.body) for each in said] == [("basic.return", b"1"), ("tx.commit-ok", b"")]
+    c.publish("r", b"3", mandatory=True)
+    c.say(1, "queue.delete", "r", False, False, False)
+    assert [each.name for each in c.say(1, "tx.commit")] == ["basic.return", "tx.commit-ok"], "one alone, too"
