@@ -10,6 +10,7 @@ from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.routing.properties import Kind, Typed
 from tests.support.amqp_client import NOW, AmqpClient, make_node, table, turn
 
 
@@ -206,3 +207,26 @@ def test_a_queue_that_was_deleted_over_another_protocol_is_gone_for_amqp_too() -
     assert not c.node.engine.exists("q")
     assert not c.node.engine.exists("r"), "a message must not make it anew"
     assert c.declare("r", arguments=table(x_max_length=5)).name == "queue.declare-ok"
+
+
+def test_a_stream_is_one_for_both_protocols() -> None:
+    c, mqtt = both()
+    c.declare("s", arguments=table(x_queue_type="stream"))
+    for number in range(3):
+        mqtt.say(p.Publish(topic="$queue/s/eu", payload=b"m%d" % number, qos=1, packet_id=number + 1))
+    c.say(1, "basic.qos", 0, 10, False)
+    arguments = (("x-stream-offset", Typed(Kind.TEXT, "first")), ("x-consumer-group", Typed(Kind.TEXT, "g")))
+    said = c.consume("s", arguments=arguments)
+    assert [each.body for each in said[1:]] == [b"m0", b"m1", b"m2"]
+    c.say(1, "basic.ack", 1, False)
+    c.say(1, "basic.cancel", "t", False)
+    c.say(1, "basic.recover", True)
+    # The same group goes on over MQTT, and another begins at the first message.
+    for group, missing in (("g", b"m0"), ("h", b"none")):
+        properties = p.Properties(user_property=(("consumer-group", group),))
+        request = p.SubscriptionRequest(topic_filter="$queue/s", qos=1)
+        heard = mqtt.say(p.Subscribe(packet_id=9, requests=(request,), properties=properties))
+        assert [each for each in (b"m0", b"m1", b"m2") if each in heard] == [
+            each for each in (b"m0", b"m1", b"m2") if each != missing
+        ]
+    assert c.declare("s", passive=True).values[1] == 3
