@@ -134,8 +134,7 @@ def test_every_free_variation_is_run_over_every_suite() -> None:
         checked = {case.id for (_, name), some in work.items() if name == group for case in some}
         wanted = {case.id for case in cases if case.spec in specs and not case.is_private}
         assert wanted <= checked, group
-    # Those of AMQP have no such variations yet.
-    private = {case.id for case in cases if case.is_private and case.spec != "amqp091"}
+    private = {case.id for case in cases if case.is_private}
     run = {case.id for (_, name), some in work.items() if name in EVERYONE for case in some}
     assert private <= run, "each private case on one of them"
 
