@@ -19,12 +19,18 @@ class Transcript:
         self._began_ns = time.perf_counter_ns()
 
     def add(
-        self, connection: str, direction: Literal["send", "recv", "event"], data: bytes = b"", decoded: str = ""
+        self,
+        connection: str,
+        direction: Literal["send", "recv", "event"],
+        data: bytes = b"",
+        decoded: str = "",
+        most_bytes: int = _SHOWN_BYTES,
     ) -> None:
+        """``most_bytes`` of the data are kept."""
         elapsed_ns = time.perf_counter_ns() - self._began_ns
-        shown = data[:_SHOWN_BYTES].hex()
-        if len(data) > _SHOWN_BYTES:
-            decoded += f" [the first {_SHOWN_BYTES} of {len(data)} bytes]"
+        shown = data[:most_bytes].hex()
+        if len(data) > most_bytes:
+            decoded += f" [the first {most_bytes} of {len(data)} bytes]"
         self.lines.append(
             WireLine(t_ns=elapsed_ns, connection=connection, direction=direction, hex=shown, decoded=decoded)
         )

@@ -48,6 +48,8 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 """What our client says that it knows."""
 MOST_FRAME_BYTES = 131_072
+_SHOWN_BYTES = 512
+"""In a transcript, of what was written at once and of a frame that was read: the rest of a body tells nothing."""
 _MAX_INBOX = 100_000
 UNASKED = frozenset({"basic.deliver", "basic.return", "basic.ack", "basic.nack", "basic.cancel", "channel.flow"})
 """What a server sends on its own account, at any time."""
@@ -121,7 +123,7 @@ class AmqpConnection(asyncio.Protocol):
         try:
             for frame in self.assembler.frames(data):
                 encoded = frame.data if isinstance(frame, ProtocolHeader) else _encoded(frame)
-                self.ctx.transcript.add(self.name, "recv", encoded, describe(frame))
+                self.ctx.transcript.add(self.name, "recv", encoded, describe(frame), _SHOWN_BYTES)
                 event = self.assembler.take(frame)
                 if event is not None:
                     self._take(event)
@@ -166,7 +168,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def send_bytes(self, data: bytes, text: str = "") -> None:
         """Whole, legal frames."""
-        self.ctx.transcript.add(self.name, "send", data, text or describe_bytes(data))
+        self.ctx.transcript.add(self.name, "send", data, text or describe_bytes(data), _SHOWN_BYTES)
         self.write(data)
 
     def send_raw(self, data: bytes) -> None:
