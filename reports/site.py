@@ -57,7 +57,7 @@ REPORT_SCHEMA = "assay.report/1"
 SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js", "cases.js")
 PACKED_VERDICTS = frozenset(CaseVerdict) - FAILING_CASES
 """Cases that fail no run share a page per area, their details packed; the others have a page each."""
-PACKED_MAX_LINES, PACKED_MAX_MESSAGES = 40, 10
+PACKED_MAX_LINES, PACKED_MAX_MESSAGES = 10, 4
 """What is shown of the transcript of such a case, in the table and in the drawing; the archive holds the rest."""
 MAX_FINDINGS = 100
 MAX_ATTENTION_PER_RUN = 4
