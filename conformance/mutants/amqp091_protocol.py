@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
 from assay.reference_broker.amqp091 import channel as channel_module
@@ -308,21 +305,3 @@ def _register_handler(name: str, row: tuple[str, str, str, str]) -> None:
 
 for _name, _row in _HANDLERS.items():
     _register_handler(_name, _row)
-
-
-@mutant("amqp-last-queue-forgotten", "an empty queue name does not stand for the queue declared last")
-def last_queue_forgotten(patch: Patch) -> None:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def declare(channel: Channel, *values: Any) -> None:
-            before = channel.last_queue
-            original(channel, *values)
-            channel.last_queue = before or channel.last_queue
-
-        return declare
-
-    patch.wrap(declarations, "_declare", make)
-
-
-@mutant("amqp-consumers-not-counted", "Declare-Ok counts no consumers")
-def consumers_not_counted(patch: Patch) -> None:
-    patch.wrap(Amqp091, "consumer_count", lambda original: lambda self, vhost, queue: 0)
