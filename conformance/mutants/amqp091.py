@@ -95,8 +95,8 @@ _REWRITES: dict[str, Row] = {
         "a shared prefetch lets one more delivery through",
         Consuming,
         "_has_room",
-        "len(self._unsettled) >= limit",
-        "len(self._unsettled) > limit",
+        "self._counted >= limit",
+        "self._counted > limit",
     ),
     "amqp-consumer-tags-twice": (
         "a consumer tag may be used twice",
