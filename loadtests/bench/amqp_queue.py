@@ -41,10 +41,7 @@ class AmqpQueuePump(QueueFlow):
         self._deliveries = Shape("a delivery", *amqp.delivery_parts(queue, payload_bytes, key_bytes))
         self._confirms = Shape("a confirm", *amqp.ack_parts())
         self._acks = Shape("", *amqp.ack_parts())
-        self._floor = 0
-        """Every publish up to this tag is confirmed ..."""
-        self._above: set[int] = set()
-        """... and these."""
+        self._floor = amqp.ConfirmFloor()
 
     def _block(self, first: int, count: int) -> memoryview:
         numbers = np.arange(first, first + count)
@@ -55,20 +52,9 @@ class AmqpQueuePump(QueueFlow):
     def _on_confirms(self, data: bytes) -> int:
         found = self._confirms.read(data)
         for tag, multiple in zip(found["tag"].tolist(), found["multiple"].tolist(), strict=True):
-            self._confirm(tag, multiple=bool(multiple & 1))
+            self._floor.confirm(tag, multiple=bool(multiple & 1))
+        self._confirmed = self._floor.count
         return len(found) * self._confirms.size
-
-    def _confirm(self, tag: int, *, multiple: bool) -> None:
-        """Tags count the publishes of a channel from 1. Single confirms may overtake each other."""
-        if multiple:
-            self._floor = max(self._floor, tag)
-            self._above = {above for above in self._above if above > self._floor}
-        else:
-            self._above.add(tag)
-        while self._floor + 1 in self._above:
-            self._floor += 1
-            self._above.remove(self._floor)
-        self._confirmed = self._floor + len(self._above)
 
     def _on_deliveries(self, data: bytes) -> int:
         found = self._deliveries.read(data)

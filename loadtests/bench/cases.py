@@ -30,10 +30,23 @@ class Case(StrEnum):
     """As ``queue``, with a key on each message: 100 keys in turn over 10 partitions, in order per key. RabbitMQ's queue
     has no partitions: its messages carry the same key as a header, and one queue keeps all of them in order."""
 
+    TRANSIENT = "transient"
+    """AMQP 0.9.1, as all below: without confirms and acknowledgements; messages alike, and mixed."""
+    PERSISTENT = "persistent"
+    """Durable queues, confirms and manual acknowledgements, one for each or for several; messages alike, and mixed."""
+    FANOUT = "fanout"
+    TOPIC = "topic"
+    """One of many patterns matches each message."""
+    GET = "get"
+    CONNECTS = "connects"
+    IDLE_CHANNELS = "idle-channels"
 
+
+AMQP = (Case.IDLE_CHANNELS, Case.TRANSIENT, Case.PERSISTENT, Case.FANOUT, Case.TOPIC, Case.GET, Case.CONNECTS)
+"""Cases of ``bench amqp091``, in their order: memory goes first here, too."""
 QUEUES = (Case.QUEUE, Case.QUEUE_BATCH, Case.QUEUE_KEYED)
 PUB_SUB = (Case.QOS_0, Case.QOS_1, Case.QOS_2)
-COMPARED = tuple(case for case in Case if case not in QUEUES)
+COMPARED = tuple(case for case in Case if case not in QUEUES and case not in AMQP)
 """Cases that every MQTT broker can be asked for."""
 
 
@@ -44,6 +57,8 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     """So many times better than the peer; 0 = no comparison is aimed at."""
     peer: str = ""
     """Which peer; empty = each of them."""
+    per_cpu: bool = False
+    """What is compared is what a second of the broker's processor time moves, in place of the rate."""
     at_least: float | None = None
     at_most: float | None = None
     share_of: str = ""
@@ -80,6 +95,9 @@ def filters_line(count: int) -> str:
 
 _FLAT = Aim(share_of=filters_line(FILTER_COUNTS[0]), at_least=0.8)
 _QUEUE_AIM = Aim(times=2.0, peer="rabbitmq")
+_AMQP_CPU_AIM = Aim(times=1.0, peer="rabbitmq", per_cpu=True)
+_TRANSIENT_AIMS = (Aim(times=3.0, peer="rabbitmq"), _AMQP_CPU_AIM)
+_PERSISTENT_AIMS = (Aim(times=2.0, peer="rabbitmq"), _AMQP_CPU_AIM)
 _OPEN_AIM = Aim(times=1.0, peer="mosquitto")
 
 LINES: tuple[Line, ...] = (
@@ -161,6 +179,32 @@ LINES: tuple[Line, ...] = (
     _rate("queue", Case.QUEUE, "queue, each message settled", Aim(at_least=53_665.0), _QUEUE_AIM),
     _rate("queue_batch", Case.QUEUE_BATCH, "queue, settled in batches", Aim(at_least=53_665.0), _QUEUE_AIM),
     _rate("queue_keyed", Case.QUEUE_KEYED, "queue, a key each, each settled", Aim(at_least=53_665.0), _QUEUE_AIM),
+    _rate("amqp_transient", Case.TRANSIENT, "1 -> 1, transient, no acks", *_TRANSIENT_AIMS),
+    _rate("amqp_transient_mixed", Case.TRANSIENT, "likewise, mixed", *_TRANSIENT_AIMS),
+    _rate("amqp_persistent", Case.PERSISTENT, "1 -> 1, persistent, confirms, an ack each", *_PERSISTENT_AIMS),
+    _rate("amqp_persistent_multiple", Case.PERSISTENT, "likewise, an ack for several", *_PERSISTENT_AIMS),
+    _rate("amqp_persistent_mixed", Case.PERSISTENT, "likewise, mixed, an ack each", *_PERSISTENT_AIMS),
+    _rate("amqp_fan_out", Case.FANOUT, "1 -> {amqp_crowd}, transient, deliveries", *_TRANSIENT_AIMS),
+    _rate("amqp_topic", Case.TOPIC, "topic exchange, {bindings} bindings, transient", *_TRANSIENT_AIMS),
+    _rate("amqp_get", Case.GET, "gets, no acks", _AMQP_CPU_AIM),
+    Line(
+        name="amqp_connects",
+        case=Case.CONNECTS,
+        title="connections with a channel, there and back",
+        unit="connections/s",
+        metric="connections_per_s",
+        aims=(_AMQP_CPU_AIM,),
+    ),
+    Line(
+        name="amqp_idle",
+        case=Case.IDLE_CHANNELS,
+        title="memory of a connection and its channel, {idle} idle",
+        unit="KB",
+        metric="kb_per_connection",
+        higher_is_better=False,
+        timed_client=False,
+        aims=(Aim(times=1.0, peer="rabbitmq"),),
+    ),
 )
 
 

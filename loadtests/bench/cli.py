@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from assay.conformance.targets import ProbeError, TargetError, TargetStartError
-from assay.loadtests.bench.cases import COMPARED, QUEUES, Case
+from assay.loadtests.bench.cases import AMQP, COMPARED, QUEUES, Case
 from assay.loadtests.bench.engine.figures import EnginePlan, engine_lines, quick_engine_plan
 from assay.loadtests.bench.figures import BenchRun
 from assay.loadtests.bench.lines import Line, LinesRun, lines_result, run_lines
 from assay.loadtests.bench.lines import table as lines_table
 from assay.loadtests.bench.mqtt import run_bench
-from assay.loadtests.bench.peers import KNOWN, Peer, peers, rabbitmq_queues, reference_queues
+from assay.loadtests.bench.peers import KNOWN, KNOWN_AMQP091, Peer, peers, rabbitmq_queues, reference_queues
 from assay.loadtests.bench.report import MARKS, notes, result, table
 from assay.loadtests.bench.storage import report as storage_report
 from assay.loadtests.bench.storage.log_files import LogNoteError
@@ -120,9 +120,10 @@ def mqtt(
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     cases = tuple(dict.fromkeys(case or COMPARED))
-    if set(cases) & set(QUEUES):
-        console.print("[red]error:[/] durable queues are measured by: assay bench queue", highlight=False)
-        raise typer.Exit(ExitStatus.USAGE)
+    for others, command in ((QUEUES, "queue"), (AMQP, "amqp091")):
+        if set(cases) & set(others):
+            console.print(f"[red]error:[/] these are measured by: assay bench {command}", highlight=False)
+            raise typer.Exit(ExitStatus.USAGE)
     plan = BenchPlan(
         rounds=rounds,
         seconds=seconds,
@@ -142,6 +143,76 @@ def mqtt(
         console.print(f"[red]error:[/] {error}", highlight=False)
         raise typer.Exit(ExitStatus.USAGE) from error
     if _report(console, _run(console, brokers, plan), out, "bench mqtt").verdict is Verdict.FAIL:
+        raise typer.Exit(ExitStatus.FAIL)
+
+
+@app.command()
+def amqp091(
+    case: Annotated[
+        list[Case] | None, typer.Option(help="Repeat for several; default all. See the list above.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="reference, rabbitmq, or a target file; repeat for several, default both. The first is judged."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds; the median counts.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Length of one measurement.")] = 1.0,
+    messages: Annotated[
+        int, typer.Option(min=0, max=10_000_000, help="Messages per measurement, in place of time.")
+    ] = 0,
+    payload_bytes: Annotated[int, typer.Option(min=8, max=65_536)] = 100,
+    window: Annotated[int, typer.Option(min=8, max=60_000, help="Transient messages under way.")] = 1_000,
+    in_flight: Annotated[int, typer.Option(min=8, max=60_000, help="Persistent messages under way.")] = 500,
+    crowd: Annotated[int, typer.Option(min=1, max=2_000, help="Consumers of the fan-out.")] = 100,
+    bindings: Annotated[int, typer.Option(min=1, max=100_000, help="Of the topic exchange.")] = 10_000,
+    idle: Annotated[int, typer.Option(min=10, max=60_000, help="Idle connections.")] = 1_000,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """AMQP 0.9.1 side by side with RabbitMQ: the same client, the same run, rounds interleaved, every byte checked.
+
+    \b
+    transient      one publisher to one consumer, no acknowledgements; alike, and mixed
+    persistent     durable queue, confirms, prefetch 500, an ack each or for several; mixed
+    fanout         one publisher to 100 consumers with a queue each
+    topic          a topic exchange with 10,000 patterns, one of which matches
+    get            basic.get, 50 under way
+    connects       connections that open a channel and go, 32 at once
+    idle-channels  memory of the broker for a connection with a channel
+
+    Mixed: bodies of 10 B to 10 KB, 50 routing keys, a quarter each without properties, with those of a kind, with
+    headers, with ids and times of their own. What is confirmed is on disk with both brokers. "per CPU s" (per second of
+    the broker's own processor time) is steadier than the rate on a busy machine. RabbitMQ is skipped, and named, where
+    it is not installed. About 2 minutes.
+
+    Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or out of order.
+    """
+    console = WholeConsole()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    cases = tuple(dict.fromkeys(case or AMQP))
+    if set(cases) - set(AMQP):
+        console.print(f"[red]error:[/] cases of AMQP 0.9.1 are: {', '.join(AMQP)}", highlight=False)
+        raise typer.Exit(ExitStatus.USAGE)
+    plan = BenchPlan(
+        rounds=rounds,
+        seconds=seconds,
+        messages=messages,
+        cases=cases,
+        payload_bytes=payload_bytes,
+        window=window,
+        in_flight=in_flight,
+        amqp_crowd=crowd,
+        bindings=bindings,
+        idle=idle,
+    )
+    try:
+        brokers = peers(peer or list(KNOWN_AMQP091), KNOWN_AMQP091)
+    except TargetError as error:
+        console.print(f"[red]error:[/] {error}", highlight=False)
+        raise typer.Exit(ExitStatus.USAGE) from error
+    if _report(console, _run(console, brokers, plan), out, "bench amqp091").verdict is Verdict.FAIL:
         raise typer.Exit(ExitStatus.FAIL)
 
 

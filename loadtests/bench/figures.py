@@ -87,7 +87,7 @@ class BenchRun(msgspec.Struct, kw_only=True):
     def advantage(self, line: Line, peer: str, other: str) -> float | None:
         """How many times better ``peer`` is than ``other``; None when one was not measured."""
         mine, theirs = self.median(peer, line.name), self.median(other, line.name)
-        if mine is None or theirs is None or not mine or not theirs:
+        if mine is None or theirs is None or mine <= 0 or theirs <= 0:
             return None
         return mine / theirs if line.higher_is_better else theirs / mine
 

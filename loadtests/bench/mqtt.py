@@ -1,4 +1,4 @@
-"""``assay bench mqtt``: several brokers, same client, same run, rounds interleaved.
+"""``assay bench mqtt``, ``queue`` and ``amqp091``: several brokers, same client, same run, rounds interleaved.
 
 A case is prepared on every broker, then each round measures it on each broker in turn (A B A B ...), so that a slow
 minute of the machine hits all of them; the figure of a broker is the median of its rounds. The null broker takes part
@@ -17,6 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from assay.conformance.targets import Endpoint, ProbeError, RunningTarget, TargetStartError, running
+from assay.loadtests.bench.amqp_connections import AmqpConnects, AmqpIdle
+from assay.loadtests.bench.amqp_fan_out import AmqpFanOut, AmqpGets
+from assay.loadtests.bench.amqp_flow import PERSISTENT, TOPIC, TRANSIENT, OneToOne, TopicFlow
 from assay.loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueKeyed, AmqpQueueLife
 from assay.loadtests.bench.broker_process import BrokerProcess
 from assay.loadtests.bench.cases import PUB_SUB, Case, lines_of
@@ -49,6 +52,13 @@ WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] 
     Case.QUEUE: QueueLife,
     Case.QUEUE_BATCH: QueueBatch,
     Case.QUEUE_KEYED: QueueKeyed,
+    Case.IDLE_CHANNELS: AmqpIdle,
+    Case.TRANSIENT: partial(OneToOne, flows=TRANSIENT),
+    Case.PERSISTENT: partial(OneToOne, flows=PERSISTENT),
+    Case.FANOUT: AmqpFanOut,
+    Case.TOPIC: partial(TopicFlow, flows=TOPIC),
+    Case.GET: AmqpGets,
+    Case.CONNECTS: AmqpConnects,
 }
 AMQP_WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] = {
     Case.QUEUE: AmqpQueueLife,

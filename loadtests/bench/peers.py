@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -53,6 +53,15 @@ listeners.tcp.1 = 127.0.0.1:{websocket_port}
 tcp_listen_options.nodelay = true
 mqtt.listeners.tcp.1 = 127.0.0.1:{port}
 mqtt.allow_anonymous = true
+log.console = true
+log.console.level = error
+log.file = false
+"""
+
+_RABBITMQ_AMQP_CONFIGURATION = """\
+listeners.tcp.1 = 127.0.0.1:{port}
+tcp_listen_options.nodelay = true
+tcp_listen_options.backlog = 1024
 log.console = true
 log.console.level = error
 log.file = false
@@ -146,6 +155,17 @@ def rabbitmq_queues() -> Peer:
     return msgspec.structs.replace(peer, amqp=True)
 
 
+def reference_amqp091() -> Peer:
+    """The project's own broker over AMQP 0.9.1, as it is configured by itself: what is confirmed is on disk."""
+    return msgspec.structs.replace(_shipped("reference-amqp091", {}), name="reference", optional=False)
+
+
+def rabbitmq_amqp091() -> Peer:
+    """RabbitMQ over AMQP 0.9.1, with classic queues."""
+    peer = _shipped("rabbitmq-amqp091", {"rabbitmq.conf": _RABBITMQ_AMQP_CONFIGURATION})
+    return msgspec.structs.replace(peer, name="rabbitmq")
+
+
 def amqtt() -> Peer:
     """amqtt, which has no options that matter here."""
     return _shipped("amqtt", {})
@@ -168,12 +188,15 @@ KNOWN: dict[str, Callable[[], Peer]] = {
 }
 
 
-def peers(names: list[str]) -> list[Peer]:
+KNOWN_AMQP091: dict[str, Callable[[], Peer]] = {"reference": reference_amqp091, "rabbitmq": rabbitmq_amqp091}
+
+
+def peers(names: list[str], known: Mapping[str, Callable[[], Peer]] = KNOWN) -> list[Peer]:
     """Peers by name (see ``KNOWN``), or by the path of a target file. Raises :class:`TargetError`."""
     found = []
     for name in names:
-        if name in KNOWN:
-            found.append(KNOWN[name]())
+        if name in known:
+            found.append(known[name]())
         else:
             target = load_target(name)
             found.append(Peer(name=target.name, target=target))

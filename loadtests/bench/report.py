@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from assay.loadtests.bench.cases import QUEUES, Aim, Line
+from assay.loadtests.bench.cases import AMQP, QUEUES, Aim, Line
 from assay.loadtests.bench.figures import NULL, BenchRun
 from assay.loadtests.machine import this_machine
 from assay.reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
@@ -18,6 +18,8 @@ def title(bench: BenchRun, line: Line) -> str:
     plan = bench.plan
     return line.title.format(
         crowd=f"{plan.crowd:,}",
+        amqp_crowd=f"{plan.amqp_crowd:,}",
+        bindings=f"{plan.bindings:,}",
         open_rate=f"{plan.open_rate_per_s:,}",
         idle=f"{plan.idle:,}",
         storm_rate=f"{plan.storm_rate_per_s:,}",
@@ -40,6 +42,8 @@ def _protocol(bench: BenchRun) -> str:
     plan = bench.plan
     if all(line.case in QUEUES for line in bench.lines):
         return f"durable queues over MQTT 5.0 (RabbitMQ: AMQP 0.9.1), {plan.in_flight} messages under way"
+    if all(line.case in AMQP for line in bench.lines):
+        return f"AMQP 0.9.1, window {plan.window} (transient) or {plan.in_flight} messages (persistent)"
     return f"MQTT 3.1.1, window {plan.window} (QoS 0) or {plan.in_flight} messages"
 
 
@@ -98,6 +102,8 @@ def _bound(check: Check) -> str:
 
 def _compared(bench: BenchRun, line: Line, aim: Aim, peer: str) -> Check | None:
     first = bench.peers[0]
+    if aim.per_cpu:
+        return _compared_per_cpu(bench, line, aim, peer)
     ratio = bench.advantage(line, first, peer)
     if ratio is None:
         return None
@@ -118,6 +124,22 @@ def _compared(bench: BenchRun, line: Line, aim: Aim, peer: str) -> Check | None:
         relation=">=",
         verdict=Verdict.UNKNOWN if limited else Verdict.PASS if met else Verdict.FAIL,
         source="the client may be the limit" if limited else "ratio in the same run",
+    )
+
+
+def _compared_per_cpu(bench: BenchRun, line: Line, aim: Aim, peer: str) -> Check | None:
+    """The client's own load does not show in it."""
+    mine, theirs = bench.per_cpu_second(bench.peers[0], line.name), bench.per_cpu_second(peer, line.name)
+    if not mine or not theirs:
+        return None
+    return Check(
+        name=f"{title(bench, line)}, per second of processor time: {bench.peers[0]} against {peer}",
+        value=mine / theirs,
+        unit="x",
+        bound=aim.times,
+        relation=">=",
+        verdict=Verdict.PASS if mine / theirs >= aim.times else Verdict.FAIL,
+        source="ratio in the same run, of what a second of the brokers' processor time moves",
     )
 
 

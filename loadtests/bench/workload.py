@@ -40,6 +40,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     publishes before the acknowledgements that were sent first, on another connection."""
     crowd: int = 1_000
     """Subscribers of the fan-out, publishers of the fan-in."""
+    amqp_crowd: int = 100
+    """Consumers of the fan-out over AMQP."""
+    bindings: int = 10_000
+    """Of the topic exchange."""
     filters: int = 100_000
     """The most filters of the subscriptions case."""
     open_rate_per_s: int = 10_000
