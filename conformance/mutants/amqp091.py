@@ -10,6 +10,7 @@ from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.runs import PublishReader
 from assay.reference_broker.amqp091.topology import virtual_host
 from assay.reference_broker.amqp091.topology.tables import TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
@@ -47,13 +48,6 @@ _REWRITES: dict[str, Row] = {
         "_deliver",
         "repeated = delivery.redelivered or delivery.delivery_count > 1",
         "repeated = False",
-    ),
-    "amqp-always-redelivered": (
-        "everything is marked as redelivered",
-        Consuming,
-        "_deliver",
-        "repeated = delivery.redelivered or delivery.delivery_count > 1",
-        "repeated = True",
     ),
     "amqp-no-ack-kept": (
         "what needs no acknowledgement waits for one",
@@ -144,8 +138,8 @@ _REWRITES: dict[str, Row] = {
     "amqp-mandatory-ignored": (
         "what reaches no queue never comes back",
         Publishing,
-        "publish",
-        "if mandatory:",
+        "_take",
+        "if mandatory and not queues:",
         "if False:",
     ),
     "amqp-confirms-and-transactions": (
@@ -159,21 +153,21 @@ _REWRITES: dict[str, Row] = {
         "tags of confirms count what was published before as well",
         Publishing,
         "publish",
-        "tag = 0\n    if self._confirms:",
-        "tag = 0\n    if not self._confirms:\n        self._next_tag += 1\n    if self._confirms:",
+        "if run.first_tag:",
+        "if True:",
     ),
     "amqp-unroutable-not-confirmed": (
-        "what reaches no queue is not confirmed",
+        "what reaches no queue is not confirmed, nor what comes with it",
         Publishing,
-        "publish",
-        "if tag:\n            self._answer(tag, failed=False)",
-        "if tag and mandatory:\n            self._answer(tag, failed=False)",
+        "_decided",
+        "if not run.first_tag or not run.messages:",
+        "if not run.first_tag or sum(map(len, run.by_route.values())) < len(run.messages):",
     ),
     "amqp-publishes-do-not-wait": (
         "what is published in a transaction is in its queue at once",
         Publishing,
-        "publish",
-        "if transaction is not None:",
+        "_take",
+        "if self._transaction is not None:",
         "if False:",
     ),
     "amqp-acknowledgements-do-not-wait": (
@@ -218,13 +212,6 @@ _REWRITES: dict[str, Row] = {
         "_on_body",
         "content.left -= len(payload)",
         "content.left = max(0, content.left - len(payload))",
-    ),
-    "amqp-empty-content-waits": (
-        "content of no bytes waits for a body frame",
-        Channel,
-        "_on_header",
-        "if not size:",
-        "if False:",
     ),
     "amqp-closing-channels-serve": (
         "a channel that was closed for an error does what comes behind it",
@@ -329,6 +316,19 @@ def _register(name: str, row: Row) -> None:
 
 
 register_rewrites(_REWRITES)
+
+
+@mutant("amqp-always-redelivered", "everything is marked as redelivered")
+def always_redelivered(patch: Patch) -> None:
+    once = "delivery.redelivered or delivery.delivery_count > 1"
+    patch.rewrite(Consuming, "_deliver", f"repeated = {once}", "repeated = True")
+    patch.rewrite(Consuming, "_form", "consumer.tag, 0, False, exchange, key", "consumer.tag, 0, True, exchange, key")
+
+
+@mutant("amqp-empty-content-waits", "content of no bytes waits for a body frame")
+def empty_content_waits(patch: Patch) -> None:
+    patch.rewrite(Channel, "_on_header", "if not size:", "if False:")
+    patch.rewrite(PublishReader, "read", "or weight", "or weight or not body_size")
 
 
 @variation("amqp-content-given-up", "a method within a content gives it up, as sec.4.2.6.abort has it, and is served")

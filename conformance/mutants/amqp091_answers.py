@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.amqp091 import channel as channel_module
 from assay.reference_broker.amqp091 import connection as connection_module
+from assay.reference_broker.amqp091 import runs
 from assay.reference_broker.amqp091.channel import HANDLERS, Channel
 from assay.reference_broker.amqp091.connection import AmqpConnection, Phase
 from assay.reference_broker.amqp091.login import READERS
@@ -68,9 +69,9 @@ def _is_unforeseen(channel: Channel, name: str, values: tuple[Any, ...]) -> bool
     "what is asked wrongly of queues, exchanges and publishes was not thought of: it ends the connection with 541",
 )
 def refusals_are_internal_errors(patch: Patch) -> None:
-    def guarded(function: Callable[..., None], *arguments: Any) -> None:
+    def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            function(*arguments)
+            return function(*arguments)
         except AmqpError as error:
             raise AmqpError(Reply.INTERNAL_ERROR, str(error)) from error
 
@@ -406,6 +407,7 @@ def names_of_fields_of_64(patch: Patch) -> None:
         return decode
 
     patch.wrap(channel_module, "decode_header", make)
+    patch.wrap(runs, "decode_header", make)
 
 
 @mutant("amqp-unused-bits-refused", "a bit that no field has must not be set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from assay.reference_broker.amqp091.consuming import AmqpConsumer, Consuming
 from assay.reference_broker.amqp091.messages import PERSISTENT
 from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.queue_settings import QueueArguments
+from assay.reference_broker.amqp091.runs import Head
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
@@ -28,25 +29,27 @@ from assay.reference_broker.routing.message import Message, changed
 
 @mutant("amqp-persistent-messages-overtaken", "what is not persistent overtakes what is")
 def persistent_messages_overtaken(patch: Patch) -> None:
-    waiting: WeakKeyDictionary[Publishing, list[tuple[Any, ...]]] = WeakKeyDictionary()
+    waiting: WeakKeyDictionary[Publishing, list[tuple[Head, bytes, float]]] = WeakKeyDictionary()
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def publish(self: Publishing, exchange: str, key: str, *flags: Any) -> None:
-            properties = flags[2]
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def publish(self: Publishing, heads: Sequence[Head], bodies: Sequence[bytes], now: float) -> int:
             held = waiting.setdefault(self, [])
-            if properties.delivery_mode == PERSISTENT:
-                held.append((exchange, key, *flags))
-                self._channel.connection.flush_later(self._channel)
-                return
-            original(self, exchange, key, *flags)
-            release(self, original)
+            for head, body in zip(heads, bodies, strict=True):
+                if head.properties.delivery_mode == PERSISTENT:
+                    held.append((head, body, now))
+                    self._channel.connection.flush_later(self._channel)
+                else:
+                    original(self, (head,), (body,), now)
+                    release(self, original)
+            return len(bodies)
 
         return publish
 
-    def release(self: Publishing, original: Callable[..., None]) -> None:
+    def release(self: Publishing, original: Callable[..., int]) -> None:
         held = waiting.get(self, [])
         while held:
-            original(self, *held.pop(0))
+            head, body, now = held.pop(0)
+            original(self, (head,), (body,), now)
 
     unbroken = Publishing.publish
 

@@ -58,6 +58,8 @@ log.console.level = error
 log.file = false
 """
 
+_READY_TIMEOUT_S = 60.0
+"""As RabbitMQ's: a machine that is busy starts slowly, and is measured all the same."""
 _RABBITMQ_AMQP_CONFIGURATION = """\
 listeners.tcp.1 = 127.0.0.1:{port}
 tcp_listen_options.nodelay = true
@@ -157,7 +159,11 @@ def rabbitmq_queues() -> Peer:
 
 def reference_amqp091() -> Peer:
     """The project's own broker over AMQP 0.9.1, as it is configured by itself: what is confirmed is on disk."""
-    return msgspec.structs.replace(_shipped("reference-amqp091", {}), name="reference", optional=False)
+    peer = _shipped("reference-amqp091", {})
+    assert peer.target.start is not None
+    hook = msgspec.structs.replace(peer.target.start, ready_timeout_s=_READY_TIMEOUT_S)
+    target = msgspec.structs.replace(peer.target, start=hook)
+    return msgspec.structs.replace(peer, name="reference", target=target, optional=False)
 
 
 def rabbitmq_amqp091() -> Peer:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import FrameType
@@ -157,7 +158,47 @@ class Channel:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         assert content.properties is not None
         with _Explained(content.method):
-            self.publishing.publish(*[*content.values, content.properties, body, now])
+            self.publishing.publish((Head(*[*content.values, content.properties]),), (body,), now)
+
+    # -- frames that stand together ----------------------------------------------------------------------------------
+
+    @property
+    def takes_runs(self) -> bool:
+        """Nothing has begun that what comes next belongs to, or waits for."""
+        return self._content is None and self._waiting is None and not self.is_closing
+
+    def on_publishes(self, run: PublishRun, now: float) -> int:
+        """As their frames one by one; returns how many of the publishes are done with. Raises as :meth:`on_frame`."""
+        try:
+            with _Explained(PUBLISH):
+                return self.publishing.publish(run.heads, run.bodies, now)
+        except AmqpError as error:
+            if error.hard:
+                raise
+            self.fail(error, now)
+            # What is behind it is passed over.
+            return len(run.bodies)
+
+    def on_gets(self, payload: bytes, count: int, now: float) -> None:
+        """As so many frames with this method. Raises as :meth:`on_frame`."""
+        try:
+            _, values = decode_method(payload)
+            with _Explained(GET):
+                HANDLERS[GET.name](self, *values, now, count)
+        except AmqpError as error:
+            if error.hard:
+                raise
+            self.fail(error, now)
+
+    def on_acks(self, acks: Sequence[tuple[int, int]], now: float) -> None:
+        """As their frames one by one: tags, and whether each stands for those before it."""
+        try:
+            with _Explained(ACK):
+                self.consuming.ack_all(acks, now)
+        except AmqpError as error:
+            if error.hard:
+                raise
+            self.fail(error, now)
 
     # -- methods -----------------------------------------------------------------------------------------------------
 

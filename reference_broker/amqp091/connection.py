@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.login import READERS, Credentials, bad_response
+from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, read_acks, read_alike
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
@@ -16,6 +17,7 @@ from assay.reference_broker.amqp091.wire.frames import (
     PROTOCOL_HEADER,
     Frame,
     FrameType,
+    awaited_bytes,
     frame,
     read_frame,
 )
@@ -46,6 +48,10 @@ MAX_WAITING_BYTES: Final = 262_144
 """Of frames that wait for the answer to another one, before it is read no more."""
 MAX_FRAMES: Final = 1_024
 """Frames of one connection that a turn handles."""
+MAX_GETS: Final = 64
+"""Of one queue that are answered together."""
+_METHOD: Final = bytes((FrameType.METHOD,))
+_RUNS: Final = frozenset((PUBLISH.ids, ACK.ids, GET.ids))
 _PRODUCT: Final = "Assay"
 
 
@@ -114,6 +120,9 @@ class AmqpConnection(Connection):
         self._channel_max = self.config.channel_max
         self._arrival = arrival
         self._buffer = bytearray()
+        self._awaited_bytes = 0
+        """Of the buffer: with fewer its first frame is not whole."""
+        self._publishes = PublishReader(arrival.broker.engine.known)
         self._must_go_on = False
         """Input waits for the next turn."""
         self._waiting_bytes = 0
@@ -263,10 +272,11 @@ class AmqpConnection(Connection):
         if size < 0:
             self.rouse()
 
-    def confirmed(self) -> None:
-        """A publish is decided."""
-        self.unconfirmed -= 1
-        if self.unconfirmed == MAX_UNCONFIRMED:
+    def confirmed(self, count: int) -> None:
+        """So many publishes are decided."""
+        before = self.unconfirmed
+        self.unconfirmed -= count
+        if before > MAX_UNCONFIRMED >= self.unconfirmed:
             self.rouse()
 
     def press(self) -> None:
@@ -280,18 +290,30 @@ class AmqpConnection(Connection):
     def _consume(self, now: float) -> None:
         """Handle whole frames, as many as a turn has room for."""
         broker, buffer = self.broker, self._buffer
+        if len(buffer) < self._awaited_bytes:
+            return
         broker.work = 0
-        at = 0
+        self._awaited_bytes = at = frames = 0
+        data = bytes(buffer)
         try:
             if self.phase is Phase.HEADER:
                 at = self._on_header(now)
-            for _ in range(MAX_FRAMES):
-                if self.phase in (Phase.HEADER, Phase.OVER, Phase.VERIFYING):
+            while frames < MAX_FRAMES:
+                if self.phase is Phase.RUNNING:
+                    at, handled = self._on_run(data, at, MAX_FRAMES - frames, now)
+                    frames += handled
+                    if handled:
+                        if broker.work >= MAX_WORK:
+                            break
+                        continue
+                elif self.phase in (Phase.HEADER, Phase.OVER, Phase.VERIFYING):
                     break
-                found = read_frame(buffer, at, self.frame_max_bytes)
+                found = read_frame(data, at, self.frame_max_bytes)
                 if found is None:
+                    self._awaited_bytes = awaited_bytes(data, at)
                     break
                 part, at = found
+                frames += 1
                 self._on_frame(part, now)
                 if broker.work >= MAX_WORK:
                     break
@@ -304,6 +326,33 @@ class AmqpConnection(Connection):
         if broker.work >= MAX_WORK and buffer and self.phase is not Phase.OVER and not self._must_go_on:
             self._must_go_on = True
             broker.unfinished.append(self)
+
+    def _on_run(self, data: bytes, at: int, most: int, now: float) -> tuple[int, int]:
+        """Publishes, acknowledgements or gets that stand together, as one; where those end that are done with, and how
+        many frames they had. None is fine."""
+        ids = data[at + 7 : at + 11]
+        if data[at : at + 1] != _METHOD or ids not in _RUNS:
+            return at, 0
+        channel = self.channels.get(data[at + 1] << 8 | data[at + 2])
+        if channel is None or not channel.takes_runs:
+            return at, 0
+        if ids == GET.ids:
+            found = read_frame(data, at, self.frame_max_bytes)
+            if found is None:
+                return at, 0
+            payload, count = read_alike(data, at, min(most, MAX_GETS))
+            channel.on_gets(payload, count, now)
+            return at + count * (found[1] - at), count
+        if ids == ACK.ids:
+            acks, end = read_acks(data, at, most)
+            if acks:
+                channel.on_acks(acks, now)
+            return end, len(acks)
+        run = self._publishes.read(data, at, self.frame_max_bytes, self.config.max_message_bytes, most)
+        if not run.bodies:
+            return at, 0
+        count = channel.on_publishes(run, now)
+        return run.ends[count - 1], 3 * count
 
     def _on_header(self, now: float) -> int:
         header = bytes(self._buffer[: len(PROTOCOL_HEADER)])
@@ -670,6 +719,7 @@ class AmqpConnection(Connection):
             return
         self.phase = Phase.OVER
         self._buffer.clear()
+        self._publishes.let_go()
         self.broker.partial_packets.set(self, 0, now, progressed=True)
         self._drop_check()
         self._cancel_timer()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,21 +18,42 @@ from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
 from assay.reference_broker.amqp091.topology import QueueRecord
 from assay.reference_broker.amqp091.wire.fields import Table
-from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
+from assay.reference_broker.amqp091.wire.frames import (
+    FRAME_END,
+    FRAME_OVERHEAD_BYTES,
+    FrameType,
+    content_frames,
+    frame,
+)
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.groups.pending import UNLIMITED
 from assay.reference_broker.queues.groups.subscribe_options import LATEST, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.properties import MessageProperties
+from assay.reference_broker.routing.remembered import Known
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.wire.content import BasicProperties
     from assay.reference_broker.core.tenant import Tenant
 
+_Key = tuple[str, int, str | None, str | None, str]
+"""Consumer tag, identity of the properties, content type, response topic, publisher."""
+_MOST_FORMS = 4_096
+_FORM_BYTES = 1_024
+_SETTLED_TOGETHER = 256
+_TAG_AT = 12
+"""Of the delivery tag in its frame, behind the bytes of the consumer tag."""
+_SIZE_AT = 11
+"""Of the body's size in the frame of a content header."""
+_BODY_START = struct.Struct(">BH")
+_END = bytes((FRAME_END,))
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
 MQTT_EXCHANGE = "$queue"
 """Where a message came from that was not published over AMQP."""
@@ -97,10 +120,38 @@ class AmqpConsumer:
 
 
 class Unsettled(NamedTuple):
-    """A delivery that the client has not acknowledged."""
+    """A delivery that the client has not acknowledged. As :class:`Held`."""
 
     consumer: AmqpConsumer
-    delivery: Delivery
+    partition: int
+    offset: int
+
+    @property
+    def queue(self) -> str:
+        assert self.consumer.consumer is not None
+        return self.consumer.consumer.queue
+
+    @property
+    def group(self) -> str:
+        assert self.consumer.consumer is not None
+        return self.consumer.consumer.group
+
+
+_new = tuple.__new__
+
+
+class _Form(NamedTuple):
+    """Deliveries that differ in their delivery tag and their body alone."""
+
+    pack: Callable[[bytes, int, bytes, int, bytes, int], bytes]
+    before: bytes
+    """Up to the tag."""
+    between: bytes
+    """From there to the size in the content header."""
+    behind: bytes
+    """From there to the size of the body frame."""
+    kept: MessageProperties | None
+    """By its identity it is known."""
 
 
 class Settlement(NamedTuple):
@@ -133,6 +184,7 @@ class Consuming:
         self._is_active = True
         self.replies: ReplyConsumer | None = None
         """Gets the direct replies to what the channel asks."""
+        self._forms: Known[_Key, _Form] = Known(channel.connection.broker.engine.known, _MOST_FORMS)
 
     @property
     def count(self) -> int:
@@ -211,6 +263,9 @@ class Consuming:
             now,
             options=options,
             on_end=lambda: service.queue_ended(vhost, name),
+            # Of a stream each delivery says its offset.
+            deliver_run=None if consumer.is_stream else lambda run: self._deliver_run(consumer, run),
+            settles_at_once=no_ack,
         )
         self._consumers[tag] = consumer
         if not no_wait:
@@ -271,7 +326,8 @@ class Consuming:
             engine.unsubscribe(consumer.consumer, now)
         channel.service.left(channel.vhost, consumer.record, consumer, now)
 
-    def get(self, queue: str, no_ack: bool, now: float) -> None:
+    def get(self, queue: str, no_ack: bool, now: float, count: int = 1) -> None:
+        """One get, or so many of the same that stand together. Raises :class:`AmqpError`."""
         channel = self._channel
         connection, service, vhost = channel.connection, channel.service, channel.vhost
         name = named_queue(channel, queue)
@@ -299,11 +355,13 @@ class Consuming:
 
         def drained(left: int) -> None:
             asking.on_end = None
+            for _ in range(left - 1):
+                channel.send("basic.get-empty")
             answer("basic.get-empty" if left else None)
 
         # Its queue may be deleted before the turn comes to it.
-        asking.on_end = lambda: drained(1)
-        connection.broker.engine.grant(asking, 1, now, drained)
+        asking.on_end = lambda: drained(asking.credit)
+        connection.broker.engine.grant(asking, count, now, drained)
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -316,16 +374,9 @@ class Consuming:
         tag = consumer.served_at = self._next_tag
         self._next_tag += 1
         message = delivery.message
-        kept = message.properties
-        name: str | None = None
-        if kept is not None and kept.exchange is not None:
-            exchange, key = kept.exchange, kept.routing_key or ""
-        elif message.publisher.startswith("amqp091:"):
-            exchange, key = "", consumer.record.name
-        else:
-            exchange, key = MQTT_EXCHANGE, amqp_name(delivery.topic.removeprefix(QUEUE_PREFIX))
-            key = key.encode()[:255].decode(errors="ignore")
-            name = delivery.message_id
+        exchange, key = _way_of(consumer, message, delivery.topic)
+        # One that came over another protocol has no name but the queue's.
+        name = None if _is_of_amqp(message) else delivery.message_id
         repeated = delivery.redelivered or delivery.delivery_count > 1
         if consumer.tag:
             method = encode_method(_DELIVER, consumer.tag, tag, repeated, exchange, key)
@@ -344,7 +395,7 @@ class Consuming:
         if consumer.no_ack:
             connection.broker.settle_delivery(delivery, Outcome.ACCEPT, consumer, connection.broker.now, ignore)
         else:
-            self._unsettled[tag] = Unsettled(consumer, delivery)
+            self._unsettled[tag] = Unsettled(consumer, delivery.partition, delivery.offset)
             consumer.held += 1
             self._counted += bool(consumer.tag)
         return True
@@ -360,6 +411,74 @@ class Consuming:
         channel.send("basic.deliver", consumer.tag, tag, False, "", consumer.name)
         header = header_of(len(body), properties, connection.frame_max_bytes)
         connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
+
+    def _deliver_run(self, consumer: AmqpConsumer, run: DeliveryRun) -> int:
+        """See :class:`DeliverRun`: those in front that came over AMQP and that one body frame is enough for, while there
+        is room."""
+        connection, unsettled = self._channel.connection, self._unsettled
+        stored = run.stored
+        if self._channel_prefetch and not consumer.no_ack:
+            stored = stored[: max(0, self._channel_prefetch - self._counted)]
+        room_bytes = connection.room_bytes if self._is_active and not connection.is_full else 0
+        most = connection.frame_max_bytes - FRAME_OVERHEAD_BYTES
+        known, consumer_tag = self._forms.answers, consumer.tag
+        first = tag = self._next_tag
+        parts: list[bytes] = []
+        for each in stored:
+            message = each.message
+            body = message.payload
+            size = len(body)
+            if room_bytes <= 0 or not 0 < size <= most:
+                break
+            form = known.get(
+                (consumer_tag, id(message.properties), message.content_type, message.response_topic, message.publisher)
+            )
+            if form is None or message.user_properties or message.expires_at or message.correlation_data is not None:
+                if not _is_of_amqp(message):
+                    break
+                form = self._form(consumer, message, each.topic)
+            pack, before, between, behind, _ = form
+            parts += (pack(before, tag, between, size, behind, size), body, _END)
+            tag += 1
+            room_bytes -= size
+        count = tag - first
+        if not count:
+            return 0
+        self._next_tag = tag
+        consumer.served_at = tag - 1
+        connection.send(b"".join(parts))
+        if not consumer.no_ack:
+            partition, offset = run.partition, run.offset
+            held = [_new(Unsettled, (consumer, partition, at)) for at in range(offset, offset + count)]
+            unsettled.update(zip(range(first, tag), held, strict=True))
+            consumer.held += count
+            self._counted += count
+        return count
+
+    def _form(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Form:
+        """How first deliveries of such a message look; remembered where nothing of it is its own."""
+        connection, number = self._channel.connection, self._channel.number
+        exchange, key = _way_of(consumer, message, topic)
+        method = frame(FrameType.METHOD, number, encode_method(_DELIVER, consumer.tag, 0, False, exchange, key))
+        tag_at = _TAG_AT + len(consumer.tag.encode())
+        properties = properties_of(message, connection.broker.now)
+        header = frame(FrameType.HEADER, number, header_of(0, properties, connection.frame_max_bytes))
+        before, between = method[:tag_at], method[tag_at + 8 :] + header[:_SIZE_AT]
+        behind = header[_SIZE_AT + 8 :] + _BODY_START.pack(FrameType.BODY, number)
+        pack = struct.Struct(f">{len(before)}sQ{len(between)}sQ{len(behind)}sI").pack
+        form = _Form(pack, before, between, behind, message.properties)
+        is_common = properties.message_id is None and properties.correlation_id is None and properties.timestamp is None
+        if is_common and not message.user_properties and not message.expires_at:
+            name = (
+                consumer.tag,
+                id(message.properties),
+                message.content_type,
+                message.response_topic,
+                message.publisher,
+            )
+            length = len(before) + len(between) + len(behind)
+            self._forms.remember(name, form, len(between) + len(behind), _FORM_BYTES + 2 * length)
+        return form
 
     def _has_room(self, consumer: AmqpConsumer) -> bool:
         limit = self._channel_prefetch
@@ -385,7 +504,16 @@ class Consuming:
     # -- acknowledgements --------------------------------------------------------------------------------------------
 
     def ack(self, tag: int, multiple: bool, now: float) -> None:
-        self._settle(self._taken(tag, multiple), Outcome.ACCEPT, now)
+        self.ack_all([(tag, multiple)], now)
+
+    def ack_all(self, acks: Sequence[tuple[int, int]], now: float) -> None:
+        """In their order. Raises :class:`AmqpError` for the first that stands for nothing."""
+        taken: list[tuple[int, Unsettled]] = []
+        try:
+            for tag, bits in acks:
+                taken += self._taken(tag, bool(bits & 1))
+        finally:
+            self._settle(taken, Outcome.ACCEPT, now)
 
     def nack(self, tag: int, multiple: bool, requeue: bool, now: float) -> None:
         self._refuse(self._taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
@@ -430,28 +558,58 @@ class Consuming:
             for tag, held in taken:
                 publishing.settle_later(Settlement(tag, held, outcome))
             return
-        for tag, held in taken:
-            self.carry_out(Settlement(tag, held, outcome), now, ignore)
+        self._channel.connection.broker.work += len(taken) >> 3
+        at = 0
+        while at < len(taken):
+            tag, held = taken[at]
+            count = self._accept_run(taken, at, now) if outcome is Outcome.ACCEPT else 0
+            if not count:
+                self.carry_out(Settlement(tag, held, outcome), now, ignore)
+            at += count or 1
         if self._stalled:
             self.resume()
+
+    def _accept_run(self, taken: list[tuple[int, Unsettled]], at: int, now: float) -> int:
+        """Acknowledge what one consumer holds, as one; how many, 0 = the first of them goes by itself."""
+        consumer = taken[at][1].consumer
+        assert consumer.consumer is not None
+        if consumer.prefetch:
+            return 0
+        places: list[tuple[int, int]] = []
+        for position in range(at, min(at + _SETTLED_TOGETHER, len(taken))):
+            held = taken[position][1]
+            if held.consumer is not consumer:
+                break
+            places.append((held.partition, held.offset))
+        engine, member = self._channel.connection.broker.engine, consumer.consumer
+        count = engine.ack_run(member.queue, member.group, places, consumer.client_id, now, _nobody_waits)
+        if count:
+            self._let_go(consumer, count, now)
+        return count
 
     def carry_out(
         self, settlement: Settlement, now: float, on_done: Confirm, within: TransactionKey | None = None
     ) -> None:
         """Settle for good, or when a transaction is committed. What is not there any more, since its queue was deleted,
         is no error."""
-        consumer, delivery = settlement.held
+        held = settlement.held
         broker = self._channel.connection.broker
-        if consumer.prefetch and settlement.outcome is Outcome.ACCEPT:
+        if held.consumer.prefetch and settlement.outcome is Outcome.ACCEPT:
             on_done(None)
         else:
-            broker.settle_delivery(delivery, settlement.outcome, consumer, now, _although_gone(on_done), within=within)
-        consumer.held -= 1
-        self._counted -= bool(consumer.tag)
+            told = _although_gone(on_done)
+            broker.settle_delivery(held, settlement.outcome, held.consumer, now, told, within=within)
+        self._let_go(held.consumer, 1, now)
+
+    def _let_go(self, consumer: AmqpConsumer, count: int, now: float) -> None:
+        """It holds so many less; one that was cancelled leaves with the last."""
+        consumer.held -= count
+        if consumer.tag:
+            self._counted -= count
         if consumer.is_cancelled and not consumer.held and consumer in self._leaving:
             del self._leaving[consumer]
             assert consumer.consumer is not None
-            broker.engine.unsubscribe(consumer.consumer, now)
+            self._channel.connection.broker.engine.unsubscribe(consumer.consumer, now)
 
     def take_back(self, settlements: list[Settlement]) -> None:
         """They are not settled after all (tx.rollback)."""
@@ -497,6 +655,7 @@ class Consuming:
         leaving, self._leaving = self._leaving, {}
         self._unsettled.clear()
         self._stalled.clear()
+        self._forms.let_go()
         for consumer in (*consumers.values(), *getters.values(), *leaving):
             if consumer.consumer is not None:
                 engine.unsubscribe(consumer.consumer, now)
@@ -505,6 +664,27 @@ class Consuming:
 
 
 _served_at: Final = attrgetter("served_at")
+
+
+def _is_of_amqp(message: Message) -> bool:
+    """Whether it was published over AMQP."""
+    kept = message.properties
+    return (kept is not None and kept.exchange is not None) or message.publisher.startswith("amqp091:")
+
+
+def _way_of(consumer: AmqpConsumer, message: Message, topic: str) -> tuple[str, str]:
+    """Exchange and routing key of a delivery; ``topic``: the engine's."""
+    kept = message.properties
+    if kept is not None and kept.exchange is not None:
+        return kept.exchange, kept.routing_key or ""
+    if _is_of_amqp(message):
+        return "", consumer.record.name
+    key = amqp_name(topic.removeprefix(QUEUE_PREFIX))
+    return MQTT_EXCHANGE, key.encode()[:255].decode(errors="ignore")
+
+
+def _nobody_waits(_count: int) -> Confirm:
+    return ignore
 
 
 def _although_gone(on_done: Confirm) -> Confirm:

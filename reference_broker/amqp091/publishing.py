@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -11,6 +12,7 @@ from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name, name_of
 from assay.reference_broker.amqp091.messages import message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
+from assay.reference_broker.amqp091.runs import Head
 from assay.reference_broker.amqp091.stream_commits import commit, committed_stream
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
 from assay.reference_broker.amqp091.topology.routes import BCC
@@ -19,26 +21,69 @@ from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, e
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import QueueAddress, QueueError
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.routing.carried import as_mqtt_carries
 from assay.reference_broker.routing.message import Message, changed
+from assay.reference_broker.routing.remembered import Known
 
 if TYPE_CHECKING:
     from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.consuming import Settlement
 
 _MAX_KEYS: Final = TopologyLimits().max_routing_keys
+_MOST_PLANS: Final = 4_096
+"""Remembered of a channel."""
+_PLAN_BYTES: Final = 512
+_ROUTE_BYTES: Final = 64
 
 
-class _Publish:
-    """One publish on its way to its queues."""
+class _Plan:
+    """What becomes of publishes with one head, as exchanges, queues and rights stand now."""
 
-    __slots__ = ("failed", "left", "tag")
+    __slots__ = ("exchange", "is_reply", "is_topical", "origin", "properties", "queues", "stream")
 
-    def __init__(self, tag: int, left: int) -> None:
-        self.tag = tag
-        self.left = left
-        self.failed = False
+    def __init__(
+        self,
+        exchange: str,
+        properties: BasicProperties,
+        queues: tuple[str, ...],
+        *,
+        is_reply: bool,
+        is_topical: bool,
+        stream: str,
+    ) -> None:
+        self.exchange = exchange
+        self.properties = properties
+        """Those of the head, or with the name for direct replies that stands for the channel now."""
+        self.queues = queues
+        self.is_reply = is_reply
+        """Some key may be a name for direct replies."""
+        self.is_topical = is_topical
+        self.stream = stream
+        """That they commit; empty = none."""
+        self.origin: Origin | None = None
+        """What the engine is told that they have in common; None = each goes by itself."""
+
+
+class _Run:
+    """Publishes on their way to their queues, and what is decided of them."""
+
+    __slots__ = ("by_route", "failed", "first_tag", "left", "messages", "origins")
+
+    def __init__(self, first_tag: int) -> None:
+        self.first_tag = first_tag
+        """0 = nobody waits for confirms."""
+        self.by_route: dict[tuple[str, ...], list[int]] = {}
+        """Positions of those that go to these queues, whatever their heads."""
+        self.messages: list[Message] = []
+        self.origins: list[Origin | None] = []
+        self.left = 1
+        """Places in queues, and commits of streams, that are not decided; one more as long as others may come."""
+        self.failed: set[int] = set()
+        """Positions of those that some queue did not take."""
 
 
 class Publishing:
@@ -51,34 +96,104 @@ class Publishing:
         self._next_tag = 1
         self._floor = 1
         """All before it are answered."""
-        self._beyond: set[int] = set()
-        """Tags above it that are answered."""
-        self._answered: dict[int, bool] = {}
-        """Tags that are decided and not answered yet, and whether they failed."""
+        self._beyond: dict[int, int] = {}
+        """Tags above it that are answered: the first and behind the last."""
+        self._plans: Known[Head, _Plan] = Known(channel.connection.broker.engine.known, _MOST_PLANS)
+        self._basis: tuple[int, int, object] = (-1, -1, None)
+        """Of what stands the plans were made."""
+        self._answered: list[tuple[int, int, bool]] = []
+        """Tags that are decided and not answered yet: the first, behind the last, and whether they failed."""
 
     # -- publishes -------------------------------------------------------------------------------------------------
 
-    def publish(
-        self,
-        exchange: str,
-        routing_key: str,
-        mandatory: bool,
-        immediate: bool,
-        properties: BasicProperties,
-        body: bytes,
-        now: float,
-    ) -> None:
-        """Raises :class:`AmqpError`."""
+    def publish(self, heads: Sequence[Head], bodies: Sequence[bytes], now: float) -> int:
+        """Publishes in their order; returns how many the turn had room for, at least one.
+
+        Raises :class:`AmqpError` for the first that is refused; those before it are on their way then.
+        """
+        broker = self._channel.connection.broker
+        run = _Run(self._next_tag if self._confirms else 0)
+        self._forget_plans()
+        try:
+            for head, body in zip(heads, bodies, strict=True):
+                self._take(run, head, body, now)
+                if broker.work >= MAX_WORK:
+                    break
+        finally:
+            if run.first_tag:
+                self._next_tag += len(run.messages)
+            self._enqueue(run, now)
+        return len(run.messages)
+
+    def _take(self, run: _Run, head: Head, body: bytes, now: float) -> None:
+        """One more of the run. Raises :class:`AmqpError`."""
+        plan = self._plans.answers.get(head)
+        if plan is None:
+            plan = self._plan(head)
+        like = head.like
+        connection = self._channel.connection
+        if plan.is_reply:
+            self._reply(head.routing_key, plan.properties, body)
+        if like is None or plan.properties is not head.properties:
+            like, name, key = None, plan.exchange, head.routing_key
+            message = message_from(plan.properties, body, name, key, connection.client_id, now)
+            if not message.expires_at and plan.properties is head.properties:
+                like = head.like = changed(message, payload=b"")
+        else:
+            message = Message(
+                topic="",
+                payload=body,
+                publisher=like.publisher,
+                content_type=like.content_type,
+                response_topic=like.response_topic,
+                properties=like.properties,
+            )
+        if plan.origin is None and like is not None:
+            plan.origin = Origin("", like.publisher, "", like, head.is_common)
+        queues, mandatory = plan.queues, head.mandatory
+        connection.broker.work += len(queues) >> 1
+        topical = self._for_topics(plan.exchange, head.routing_key, message) if plan.is_topical else None
+        if plan.stream:
+            self._commit_stream(run, plan.stream, plan.properties.headers or (), now)
+        elif self._transaction is not None:
+            back = partial(self._return, plan.exchange, head.routing_key, plan.properties, body) if mandatory else None
+            if queues or topical is not None or back is not None:
+                self._transaction.add(Published(message, queues, topical, back), self._channel)
+            queues = ()
+        else:
+            if topical is not None:
+                # Nobody can say beforehand who listens.
+                mandatory = not connection.broker.publish(topical, connection, now) and mandatory
+            if mandatory and not queues:
+                self._return(plan.exchange, head.routing_key, plan.properties, body)
+        if queues:
+            positions = run.by_route.get(queues)
+            if positions is None:
+                run.by_route[queues] = [len(run.messages)]
+            else:
+                positions.append(len(run.messages))
+        run.messages.append(message)
+        run.origins.append(plan.origin)
+
+    def _forget_plans(self) -> None:
+        """Those of an earlier run, if anything that they were made of may be otherwise now."""
+        connection, service = self._channel.connection, self._channel.service
+        basis = service.version, connection.broker.engine.version, connection.grants
+        if basis != self._basis:
+            self._basis = basis
+            self._plans.let_go()
+
+    def _plan(self, head: Head) -> _Plan:
+        """Raises :class:`AmqpError` where the client may not publish so."""
         channel = self._channel
-        connection = channel.connection
-        if immediate:
+        if head.immediate:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
-        name = stripped(exchange)
+        name, routing_key, properties = stripped(head.exchange), head.routing_key, head.properties
         headers = properties.headers or ()
         self._check_keys(name, routing_key, headers)
-        user = properties.user_id
-        if user is not None and user != connection.asserted_name:
-            text = f"user_id property set to '{user[:80]}' but authenticated user was '{connection.asserted_name[:80]}'"
+        user, own = properties.user_id, channel.connection.asserted_name
+        if user is not None and user != own:
+            text = f"user_id property set to '{user[:80]}' but authenticated user was '{own[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
         if properties.reply_to == REPLY_TO:
             properties = msgspec.structs.replace(properties, reply_to=name_of(channel))
@@ -87,50 +202,31 @@ class Publishing:
         if [queue for queue in queues if not service.exists(vhost, queue)]:
             # They were deleted over another protocol, and their bindings are gone with them now.
             queues = vhost.route(name, routing_key, headers).queues
-        if not queues and not name and (stream := committed_stream(routing_key)):
-            self._commit_stream(stream, headers, now)
-            return
-        connection.broker.work += len(queues) >> 1
-        if not name and (headers or is_reply_name(routing_key)):
-            self._reply(routing_key, properties, body)
-        message = message_from(properties, body, name, routing_key, connection.client_id, now)
-        tag = 0
-        if self._confirms:
-            tag = self._next_tag
-            self._next_tag += 1
-        topical = self._for_topics(name, routing_key, message)
-        transaction = self._transaction
-        if transaction is not None:
-            give_back = partial(self._return, name, routing_key, properties, body) if mandatory else None
-            if queues or topical is not None or give_back is not None:
-                transaction.add(Published(message, queues, topical, give_back), channel)
-            return
-        if not queues and topical is not None:
-            # Nobody can say beforehand who listens.
-            mandatory = not connection.broker.publish(topical, connection, now) and mandatory
-            topical = None
-        if not queues and topical is None:
-            if mandatory:
-                self._return(name, routing_key, properties, body)
-            if tag:
-                self._answer(tag, failed=False)
-            return
-        if topical is not None:
-            connection.broker.publish(topical, connection, now)
-        self._enqueue(message, queues, _Publish(tag, len(queues)), now)
+        is_reply = not name and (bool(headers) or is_reply_name(routing_key))
+        stream = "" if queues or name else committed_stream(routing_key)
+        is_topical = name == rights.TOPICS
+        plan = _Plan(name, properties, queues, is_reply=is_reply, is_topical=is_topical, stream=stream)
+        if head.is_common and not is_reply and properties is head.properties:
+            self._plans.remember(head, plan, len(routing_key), _PLAN_BYTES + _ROUTE_BYTES * len(queues))
+        return plan
 
-    def _commit_stream(self, stream: str, headers: Table, now: float) -> None:
+    def _commit_stream(self, run: _Run, stream: str, headers: Table, now: float) -> None:
         """See :func:`commit`; it is part of no transaction."""
-        tag = 0
-        if self._confirms:
-            tag = self._next_tag
-            self._next_tag += 1
+        position = len(run.messages)
 
         def committed(error: QueueError | None) -> None:
-            if tag:
-                self._answer(tag, failed=error is not None)
+            if error is not None:
+                run.failed.add(position)
+            run.left -= 1
+            if not run.left:
+                self._decided(run)
 
-        commit(self._channel, stream, headers, now, committed)
+        run.left += 1
+        try:
+            commit(self._channel, stream, headers, now, committed)
+        except (AmqpError, QueueError):
+            run.left -= 1
+            raise
 
     def _check_keys(self, exchange: str, routing_key: str, headers: Table) -> None:
         """Whether the client may publish there, with each of its keys; queues that came over MQTT are found by theirs.
@@ -170,28 +266,78 @@ class Publishing:
         is_persistent = kept is not None and kept.durable is True
         return changed(as_mqtt_carries(message), topic=topic, qos=int(is_persistent))
 
-    def _enqueue(self, message: Message, queues: tuple[str, ...], publish: _Publish, now: float) -> None:
+    def _enqueue(self, run: _Run, now: float) -> None:
+        """Give them to their queues: to each its own in one piece, where it takes that."""
+        by_queue: dict[str, list[int]] = {}
+        for queues, positions in run.by_route.items():
+            if positions:
+                run.left += len(queues) * len(positions)
+                for queue in queues:
+                    others = by_queue.get(queue)
+                    by_queue[queue] = positions if others is None else sorted(others + positions)
+        self._channel.connection.unconfirmed += sum(map(len, by_queue.values()))
+        for queue, positions in by_queue.items():
+            self._enqueue_to(queue, run, positions, now)
+        run.left -= 1
+        if not run.left:
+            self._decided(run)
+
+    def _enqueue_to(self, queue: str, run: _Run, positions: list[int], now: float) -> None:
         channel = self._channel
-        connection = channel.connection
+        connection, service, vhost = channel.connection, channel.service, channel.vhost
         broker = connection.broker
 
-        def confirmed(error: QueueError | None) -> None:
-            connection.confirmed()
-            publish.left -= 1
-            if error is not None:
-                publish.failed = True
-            if not publish.left and publish.tag:
-                self._answer(publish.tag, failed=publish.failed)
+        def part(some: Sequence[int]) -> Confirm:
+            def confirmed(error: QueueError | None) -> None:
+                connection.confirmed(len(some))
+                if error is not None:
+                    run.failed.update([positions[each] for each in some])
+                run.left -= len(some)
+                if not run.left:
+                    self._decided(run)
 
-        service, kept = channel.service, message.properties
-        priority = None if kept is None else kept.priority
-        for queue in queues:
-            place, options = service.place_of(channel.vhost, queue, priority)
-            address = QueueAddress(queue=place)
-            connection.unconfirmed += 1
-            broker.enqueue(address, message, options, connection, now, confirmed)
-            if broker.engine.is_pressed(address):
-                connection.press()
+            return confirmed
+
+        place = QueueAddress(queue=service.engine_name(vhost, queue))
+        is_whole = len(positions) == len(run.messages)
+        messages = run.messages if is_whole else [run.messages[each] for each in positions]
+        origins = self._origins(run, positions)
+        if origins is None or service.has_lanes(vhost, queue):
+            is_taken = False
+        else:
+            batch = MessageBatch(messages, [message.payload for message in messages], None, origins)
+            is_taken = broker.enqueue_batch(place, batch, part, now)
+        if not is_taken:
+            for at, message in enumerate(messages):
+                kept = message.properties
+                _, options = service.place_of(vhost, queue, None if kept is None else kept.priority)
+                broker.enqueue(place, message, options, connection, now, part((at,)))
+        if broker.engine.is_pressed(place):
+            connection.press()
+
+    @staticmethod
+    def _origins(run: _Run, positions: list[int]) -> Origin | list[Origin] | None:
+        """Of these, or the one of all of them; None where some go by themselves."""
+        first = run.origins[positions[0]]
+        if all(run.origins[each] is first for each in positions):
+            return first
+        origins = [run.origins[each] for each in positions]
+        return None if None in origins else cast(list[Origin], origins)
+
+    def _decided(self, run: _Run) -> None:
+        """All that their queues say of them is known."""
+        if not run.first_tag or not run.messages:
+            return
+        at = first = run.first_tag
+        for position in sorted(run.failed):
+            tag = first + position
+            if tag > at:
+                self._answered.append((at, tag, False))
+            self._answered.append((tag, tag + 1, True))
+            at = tag + 1
+        if first + len(run.messages) > at:
+            self._answered.append((at, first + len(run.messages), False))
+        self._channel.connection.flush_later(self._channel)
 
     def _return(self, exchange: str, routing_key: str, properties: BasicProperties, body: bytes) -> None:
         """basic.publish.mandatory.01"""
@@ -210,37 +356,33 @@ class Publishing:
         if not no_wait:
             self._channel.send("confirm.select-ok")
 
-    def _answer(self, tag: int, *, failed: bool) -> None:
-        self._answered[tag] = failed
-        self._channel.connection.flush_later(self._channel)
-
     def flush(self) -> None:
         """End of a turn: what is decided is answered, as many at once as come one after the other."""
-        answered, beyond = self._answered, self._beyond
-        if not answered or not self._channel.is_open:
+        if not self._answered or not self._channel.is_open:
             return
-        channel = self._channel
-        floor = last = self._floor
-        up_to = 0
-        while True:
-            if answered.get(last) is False:
-                del answered[last]
-                up_to = last
-            elif last in beyond:
-                beyond.discard(last)
+        channel, beyond = self._channel, self._beyond
+        answered, self._answered = sorted(self._answered), []
+        since = up_to = 0
+        for first, end, failed in answered:
+            if first == self._floor and not failed:
+                since, up_to = since or first, end - 1
             else:
-                break
-            last += 1
-        self._floor = last
-        if up_to:
-            channel.send("basic.ack", up_to, up_to > floor)
-        for tag, failed in sorted(answered.items()):
-            if failed:
-                channel.send("basic.nack", tag, False, False)
+                if since:
+                    channel.send("basic.ack", up_to, up_to > since)
+                    since = 0
+                for tag in range(first, end):
+                    if failed:
+                        channel.send("basic.nack", tag, False, False)
+                    else:
+                        channel.send("basic.ack", tag, False)
+            if first == self._floor:
+                self._floor = end
+                while self._floor in beyond:
+                    self._floor = beyond.pop(self._floor)
             else:
-                channel.send("basic.ack", tag, False)
-        beyond |= answered.keys()
-        answered.clear()
+                beyond[first] = end
+        if since:
+            channel.send("basic.ack", up_to, up_to > since)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
@@ -279,6 +421,7 @@ class Publishing:
 
     def end(self) -> None:
         """The channel is over: nothing is answered any more."""
+        self._plans.let_go()
         self._answered.clear()
         if self._transaction is not None:
             self._transaction.give_room_back(self._channel)

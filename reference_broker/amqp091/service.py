@@ -69,6 +69,8 @@ class Amqp091:
         self.journal: Journal | None = None
         """Where changes are written down, which an answer may have to wait for."""
         self.topology = Topology()
+        self.version = 0
+        """Grows when something of that changes, as the engine's does when queues come and go."""
         self.replies = DirectReplies()
         self.protocol = WireProtocol(accept=self._accept, opens=opens)
         self._uses: dict[str, QueueUse] = {}
@@ -214,6 +216,11 @@ class Amqp091:
         most = None if use is None else use.arguments.max_priority
         return name, None if most is None else PublishOptions(priority=lane_of(priority, most))
 
+    def has_lanes(self, vhost: VirtualHost, queue: str) -> bool:
+        """Whether a queue asks each message for its priority."""
+        use = self._uses.get(self.engine_name(vhost, queue))
+        return use is not None and use.arguments.max_priority is not None
+
     def ready_count(self, vhost: VirtualHost, queue: str) -> int:
         """Messages that a consumer could get."""
         return max(0, self.broker.engine.ready_count(self.engine_name(vhost, queue), GROUP))
@@ -237,7 +244,8 @@ class Amqp091:
     # -- topics of MQTT, which amq.topic has in the default virtual host ---------------------------------------------
 
     def topology_changed(self) -> None:
-        """Bindings may be others than before."""
+        """Exchanges, queues or bindings may be others than before."""
+        self.version += 1
         bound = self.topology.vhost(DEFAULT_VHOST).exchanges[TOPICS].bindings
         self.broker.take_topics(self if bound else None)
 

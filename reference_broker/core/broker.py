@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar, Protocol
 
@@ -33,10 +33,12 @@ from assay.reference_broker.queues import (
     SettleRequest,
 )
 from assay.reference_broker.queues.engine import Asked
+from assay.reference_broker.queues.groups.delivery import Held
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Deliver, Notify
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
 from assay.reference_broker.queues.messages.publish_options import TransactionKey, options_within
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
@@ -286,6 +288,22 @@ class Broker:
             if self._agenda.cost:
                 self.work += self.engine.take_cost()
 
+    def enqueue_batch(
+        self,
+        address: QueueAddress,
+        batch: MessageBatch,
+        part: Callable[[Sequence[int]], Confirm],
+        now: float,
+    ) -> bool:
+        """As :meth:`enqueue` of many, nothing asked for; False, with nothing done, when they must go singly.
+
+        ``part`` as in :meth:`QueueEngine.publish_batch`.
+        """
+        if self.tenants is not None:
+            # Each is charged to somebody.
+            return False
+        return self.engine.publish_batch(address, batch, now, part)
+
     def settle(self, queue: str, request: SettleRequest, client: Client | None, now: float, on_done: Confirm) -> None:
         """Settle what a client holds; ``on_done`` is called once, now or later. See :meth:`QueueEngine.settle`."""
         try:
@@ -301,7 +319,7 @@ class Broker:
 
     def settle_delivery(
         self,
-        delivery: Delivery,
+        delivery: Delivery | Held,
         outcome: Outcome,
         client: Client,
         now: float,
@@ -337,6 +355,7 @@ class Broker:
         on_end: Callable[[], None] | None = None,
         on_slow: Callable[[], None] | None = None,
         deliver_run: DeliverRun | None = None,
+        settles_at_once: bool = False,
         credit: int = UNLIMITED,
     ) -> Consumer:
         """Let a client join a group of a queue, if it may, by its client id; see :meth:`QueueEngine.subscribe`.
@@ -357,6 +376,7 @@ class Broker:
             on_end=on_end,
             on_slow=on_slow,
             deliver_run=deliver_run,
+            settles_at_once=settles_at_once,
             credit=credit,
         )
 

@@ -68,6 +68,11 @@ class SendBuffer:
         """SendBuffer the client has not taken yet."""
         return self.backlog_bytes + self.out_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        """What may still come before it is full."""
+        return self._room_bytes - self.out_bytes
+
     def has_room_for(self, size: int) -> bool:
         """Whether a message of QoS 0 may make this turn's output ``size`` bytes: it counts as unread until it is sent,
         so that one large message to many clients does not take more than all of them may leave unread."""

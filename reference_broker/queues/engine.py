@@ -12,7 +12,7 @@ from assay.reference_broker.config import GroupStart, QueuesConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.delivery.settle_request import Outcome, SettleRequest
-from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.delivery import Delivery, Held
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify, PendingEntry
@@ -262,6 +262,7 @@ class QueueEngine(QueueOperations):
         on_end: Callable[[], None] | None = None,
         on_slow: Callable[[], None] | None = None,
         deliver_run: DeliverRun | None = None,
+        settles_at_once: bool = False,
         credit: int = UNLIMITED,
     ) -> Consumer:
         """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
@@ -271,7 +272,8 @@ class QueueEngine(QueueOperations):
 
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
-        kept back until :meth:`resume`. ``deliver_run`` may be called in its place. ``credit``: so many deliveries it
+        kept back until :meth:`resume`. ``deliver_run`` may be called in its place; with ``settles_at_once``, what that
+        takes is acknowledged, and is at nobody's then. ``credit``: so many deliveries it
         gets before :meth:`grant` allows more. The same id subscribing again replaces the consumer. ``on_end`` is called
         when the queue is deleted, ``on_slow`` when it disconnects the consumer for settling nothing. Raises
         :class:`QueueError`.
@@ -288,6 +290,7 @@ class QueueEngine(QueueOperations):
         consumer.on_end = on_end
         consumer.on_slow = on_slow
         consumer.deliver_run = deliver_run
+        consumer.settles_at_once = settles_at_once
         consumer.credit = credit
         return consumer
 
@@ -368,7 +371,7 @@ class QueueEngine(QueueOperations):
 
     def settle_delivery(
         self,
-        delivery: Delivery,
+        delivery: Delivery | Held,
         outcome: Outcome,
         *,
         consumer_id: str,
@@ -381,13 +384,13 @@ class QueueEngine(QueueOperations):
         settlement.settle(holder, entry, outcome, reason or settlement.REJECTED, now, on_done)
 
     def hold_delivery(
-        self, delivery: Delivery, outcome: Outcome, *, consumer_id: str, now: float, within: TransactionKey
+        self, delivery: Delivery | Held, outcome: Outcome, *, consumer_id: str, now: float, within: TransactionKey
     ) -> None:
         """As :meth:`settle_delivery`, if and when a transaction is committed. Raises :class:`QueueError`."""
         holder, entry = self._held(delivery, consumer_id, now)
         self.transactions.hold(within, {entry: holder}, outcome)
 
-    def _held(self, delivery: Delivery, consumer_id: str, now: float) -> tuple[ConsumerGroup, PendingEntry]:
+    def _held(self, delivery: Delivery | Held, consumer_id: str, now: float) -> tuple[ConsumerGroup, PendingEntry]:
         """Raises :class:`QueueError` for one that the consumer does not hold, or not any more."""
         self._agenda.now = now
         queue, group = delivery.queue, delivery.group

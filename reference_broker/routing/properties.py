@@ -199,17 +199,17 @@ def _is_row(content: Any, count: int) -> bool:
     return isinstance(content, tuple) and len(content) == count
 
 
-def _values_of(properties: MessageProperties) -> list[Typed]:
-    named = [each for each in (properties.message_id, properties.correlation_id) if each is not None]
-    return named + [value for _, value in properties.headers]
-
-
 def properties_bytes(properties: MessageProperties) -> int:
     """What they take in memory, at most; also what counts against the largest message of a queue."""
-    size = sum([_value_bytes(value) for value in _values_of(properties)])
-    size += sum([_VALUE_BYTES + 4 * len(name) for name, _ in properties.headers])
-    size += sum([_VALUE_BYTES + 4 * len(name) + len(data) for name, data in properties.sections])
-    texts = (
+    size = 0
+    for value in (properties.message_id, properties.correlation_id):
+        if value is not None:
+            size += _value_bytes(value)
+    for name, value in properties.headers:
+        size += _VALUE_BYTES + 4 * len(name) + _value_bytes(value)
+    for name, data in properties.sections:
+        size += _VALUE_BYTES + 4 * len(name) + len(data)
+    for text in (
         properties.content_encoding,
         properties.kind,
         properties.app_id,
@@ -219,8 +219,10 @@ def properties_bytes(properties: MessageProperties) -> int:
         properties.reply_to,
         properties.exchange,
         properties.routing_key,
-    )
-    return size + sum([_VALUE_BYTES + 4 * len(text) for text in texts if text is not None])
+    ):
+        if text is not None:
+            size += _VALUE_BYTES + 4 * len(text)
+    return size
 
 
 def _value_bytes(value: Typed) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from assay.reference_broker.amqp091.wire.fields import Reader, Table, bad_syntax, shortstr, table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.routing.remembered import remember
 
 BASIC: Final = 60
 _START: Final = struct.Struct(">HHQ")
@@ -54,17 +56,22 @@ _TYPES: Final = (
     "shortstr",
     "shortstr",
 )
-_FIELDS: Final = [
-    (name, kind, 1 << 15 - number)
+_Read = Callable[[Reader], Any]
+_FIELDS: Final[list[tuple[str, _Read, int]]] = [
+    (name, getattr(Reader, kind), 1 << 15 - number)
     for number, (name, kind) in enumerate(zip(BasicProperties.__struct_fields__, _TYPES, strict=True))
 ]
 _KNOWN: Final = sum(flag for _, _, flag in _FIELDS)
+_MOST_READS: Final = 256
+_READS: dict[int, list[tuple[str, _Read]]] = {}
+"""By flags: which properties there are, and how each is read."""
 _WRITERS: Final[dict[str, Any]] = {
     "shortstr": shortstr,
     "table": table,
     "octet": lambda value: bytes((value,)),
     "longlong": struct.Struct(">Q").pack,
 }
+_WRITES: Final = [(_WRITERS[kind], flag) for kind, (_, _, flag) in zip(_TYPES, _FIELDS, strict=True)]
 NONE: Final = BasicProperties()
 
 
@@ -83,7 +90,10 @@ def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
     if not flags:
         reader.finish()
         return size, NONE
-    found = {name: getattr(reader, kind)() for name, kind, flag in _FIELDS if flags & flag}
+    reads = _READS.get(flags)
+    if reads is None:
+        reads = remember(_READS, flags, [(name, read) for name, read, flag in _FIELDS if flags & flag], 0, _MOST_READS)
+    found = {name: read(reader) for name, read in reads}
     reader.finish()
     return size, BasicProperties(**found)
 
@@ -91,9 +101,8 @@ def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
 def encode_header(size: int, properties: BasicProperties) -> bytes:
     """The payload of a header frame."""
     flags, parts = 0, []
-    for name, kind, flag in _FIELDS:
-        value = getattr(properties, name)
+    for value, (write, flag) in zip(msgspec.structs.astuple(properties), _WRITES, strict=True):
         if value is not None:
             flags |= flag
-            parts.append(_WRITERS[kind](value))
+            parts.append(write(value))
     return b"".join((_START.pack(BASIC, 0, size), flags.to_bytes(2, "big"), *parts))

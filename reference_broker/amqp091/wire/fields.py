@@ -64,7 +64,12 @@ class Reader:
         return self.data[at : at + size]
 
     def octet(self) -> int:
-        return self.take(1)[0]
+        # As by take(), without the call, here and below.
+        at = self.at
+        if at >= self.end:
+            self.take(1)
+        self.at = at + 1
+        return self.data[at]
 
     def short(self) -> int:
         return int.from_bytes(self.take(2), "big")
@@ -76,9 +81,16 @@ class Reader:
         return int.from_bytes(self.take(8), "big")
 
     def shortstr(self) -> str:
-        raw = self.take(self.octet())
+        at = self.at + 1
+        if at > self.end:
+            self.take(1)
+        end = at + self.data[at - 1]
+        if end > self.end:
+            self.at = at
+            self.take(end - at)
+        self.at = end
         try:
-            return raw.decode()
+            return self.data[at:end].decode()
         except UnicodeDecodeError:
             raise bad_syntax("a short string is no UTF-8") from None
 

@@ -59,6 +59,14 @@ def read_frame(data: bytes | bytearray, at: int, max_bytes: int) -> tuple[Frame,
     return Frame(kind, channel, bytes(data[start:end])), end + 1
 
 
+def awaited_bytes(data: bytes, at: int) -> int:
+    """How long what begins there has to be before :func:`read_frame` has more to say of it."""
+    if len(data) - at < _HEADER.size:
+        # Each of its bytes may be a wrong one.
+        return 0
+    return FRAME_OVERHEAD_BYTES + int(_HEADER.unpack_from(data, at)[2])
+
+
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return b"%b%b\xce" % (_HEADER.pack(kind, channel, len(payload)), payload)
 

@@ -6,6 +6,8 @@ A test holds the table against the XML of the standard.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +31,10 @@ class Method(msgspec.Struct, frozen=True, eq=False, gc=False):
     is_reply: bool
     """A peer sends it only in answer."""
     ids: bytes
+    reads: tuple[tuple[Callable[[Reader], Any] | None, tuple[bool, ...]], ...]
+    """How its arguments are read, and whether each has a name; None = an octet of bits."""
+    writes: tuple[tuple[Callable[[Any], bytes] | None, bytes, int], ...]
+    """How they are written: each by a function, or bytes that are always the same, or so many bits."""
 
     @property
     def handler(self) -> str:
@@ -125,6 +131,36 @@ _TABLE: Final = """
 _CONTENT: Final = frozenset({"basic.publish", "basic.return", "basic.deliver", "basic.get-ok"})
 
 
+_Arguments = list[tuple[str, str]]
+
+
+def _by_octets(arguments: _Arguments) -> Iterator[tuple[str, _Arguments]]:
+    """Each by itself, and bits that stand together as one; no method has more than eight of them."""
+    for kind, some in groupby(arguments, lambda argument: argument[0]):
+        if kind == "bit":
+            yield kind, list(some)
+        else:
+            yield from [(kind, [each]) for each in some]
+
+
+def _reads_of(arguments: _Arguments) -> Iterator[tuple[Callable[[Reader], Any] | None, tuple[bool, ...]]]:
+    for kind, some in _by_octets(arguments):
+        yield None if kind == "bit" else getattr(Reader, kind), tuple([bool(name) for _, name in some])
+
+
+def _writes_of(ids: bytes, arguments: _Arguments) -> Iterator[tuple[Callable[[Any], bytes] | None, bytes, int]]:
+    """A reserved argument is as if it was empty; of bits, no method has some with a name and some without."""
+    yield None, ids, 0
+    for kind, some in _by_octets(arguments):
+        name = some[0][1]
+        if kind == "bit":
+            yield None, b"\0", len(some) if name else 0
+        elif name:
+            yield cut_shortstr if name == "reply-text" else _WRITERS[kind], b"", 1
+        else:
+            yield None, _WRITERS[kind](_RESERVED[kind]), 0
+
+
 def _fill() -> None:
     for line in _TABLE.replace("\n    ", " ").strip().splitlines():
         head, _, listed = line.partition(": ")
@@ -136,13 +172,19 @@ def _fill() -> None:
             kind, _, argument_name = argument.partition(" ")
             arguments.append((kind, argument_name))
         is_reply = name.endswith(("-ok", "-empty")) or name in ("basic.deliver", "basic.return")
+        ids = _IDS.pack(class_id, method_id)
         method = Method(
-            class_id, method_id, name, tuple(arguments), name in _CONTENT, is_reply, _IDS.pack(class_id, method_id)
+            class_id,
+            method_id,
+            name,
+            tuple(arguments),
+            name in _CONTENT,
+            is_reply,
+            ids,
+            tuple(_reads_of(arguments)),
+            tuple(_writes_of(ids, arguments)),
         )
         BY_ID[class_id, method_id] = BY_NAME[name] = method
-
-
-_fill()
 
 
 def decode_method(payload: bytes) -> tuple[Method, list[Any]]:
@@ -158,18 +200,14 @@ def decode_method(payload: bytes) -> tuple[Method, list[Any]]:
         code = Reply.COMMAND_INVALID if class_id in _CLASSES.values() else Reply.NOT_IMPLEMENTED
         raise AmqpError(code, text, rule="sec.2.2.4", hard=True)
     values: list[Any] = []
-    bits, bit = 0, 8
     try:
-        for kind, name in method.arguments:
-            if kind == "bit":
-                if bit == 8:
-                    bits, bit = reader.octet(), 0
-                value: Any = bool(bits >> bit & 1)
-                bit += 1
-            else:
-                bit = 8
-                value = getattr(reader, kind)()
-            if name:
+        for read, named in method.reads:
+            if read is None:
+                bits = reader.octet()
+                values += [bits >> bit & 1 == 1 for bit, has_name in enumerate(named) if has_name]
+                continue
+            value = read(reader)
+            if named[0]:
                 values.append(value)
         reader.finish()
     except AmqpError as error:
@@ -192,21 +230,19 @@ _RESERVED: Final[dict[str, Any]] = {"octet": 0, "short": 0, "long": 0, "shortstr
 
 def encode_method(method: Method, *values: Any) -> bytes:
     """The payload of a method frame; ``values`` are those of its named arguments."""
-    parts = [method.ids]
-    given = iter(values)
-    bits, bit = 0, 0
-    for kind, name in method.arguments:
-        value = next(given) if name else _RESERVED[kind]
-        if kind == "bit":
-            bits |= bool(value) << bit
-            bit += 1
-            continue
-        if bit:
-            parts.append(bytes((bits,)))
-            bits = bit = 0
-        parts.append(cut_shortstr(value) if name == "reply-text" else _WRITERS[kind](value))
-    if bit:
-        parts.append(bytes((bits,)))
-    if next(given, None) is not None:
-        raise bad_syntax(f"too many arguments of {method.name}")
+    parts: list[bytes] = []
+    at = 0
+    for write, constant, count in method.writes:
+        if write is not None:
+            parts.append(write(values[at]))
+        elif count:
+            parts.append(bytes((sum([bool(value) << bit for bit, value in enumerate(values[at : at + count])]),)))
+        else:
+            parts.append(constant)
+        at += count
+    if at != len(values):
+        raise bad_syntax(f"{method.name} has {at} arguments, and {len(values)} are given")
     return b"".join(parts)
+
+
+_fill()

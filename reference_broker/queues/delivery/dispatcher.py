@@ -320,6 +320,9 @@ class Dispatcher:
         count = deliver_run(run)
         if not count:
             return 0
+        if consumer.settles_at_once:
+            self._settle_run(place, consumer, stored, count)
+            return count
         deadline = now + self._timeout_s
         entries = [
             PendingEntry(place, at, 1, consumer, DELIVERED, deadline, now, now, "", message.enqueued_at)
@@ -345,6 +348,19 @@ class Dispatcher:
         self._in_runs += count
         group.agenda.groups_to_write[group] = None
         return count
+
+    def _settle_run(self, place: GroupPartition, consumer: Consumer, stored: list[StoredMessage], count: int) -> None:
+        """What a consumer took at the cursor is settled by that: only the cursor moves."""
+        group = self._group
+        place.cursor += count
+        group.cursor_total += count
+        consumer.credit -= count
+        if place.partition.sizes is not None:
+            group.held_bytes -= sum([each.size for each in stored[:count]])
+        group.counts.delivered += count
+        group.counts.acked += count
+        self._in_runs += count
+        group.passed_over(place, count)
 
     def _to_lane(self, place: GroupPartition, lanes: PartitionLanes) -> int:
         """Move a cursor to the next message of its lane. What it passes is of other lanes, which count it."""

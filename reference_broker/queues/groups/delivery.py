@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from assay.reference_broker.queues.messages.lanes import NORMAL
@@ -34,6 +36,23 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def is_plain(self) -> bool:
         """What is told of it is constant but for the message id and the offset."""
         return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL and not self.redelivered
+
+
+class Held(Protocol):
+    """What names a delivery that a consumer has: what is kept of many."""
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def group(self) -> str:
+        """Effective group id."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
 
 
 class GroupStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -215,6 +215,12 @@ class GroupState(SyncPoint, ABC):
             self._confirms.append(on_done)
         self.agenda.groups_to_write[self] = None
 
+    def passed_over(self, place: GroupPartition, count: int) -> None:
+        """Its cursor went over so many messages that are settled by that."""
+        self.moved[place] = None
+        self._settled_since_trim += count
+        self.agenda.groups_to_write[self] = None
+
     def write(self, now: float) -> None:
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
         for place in self.moved:

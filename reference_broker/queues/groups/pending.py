@@ -64,6 +64,7 @@ class Consumer:
         "queue",
         "received",
         "served_at",
+        "settles_at_once",
     )
 
     def __init__(
@@ -83,6 +84,8 @@ class Consumer:
         """Takes a delivery; False = no room now, keep it until :meth:`QueueEngine.resume`."""
         self.deliver_run: DeliverRun | None = None
         """Takes many deliveries at once, where the protocol can."""
+        self.settles_at_once = False
+        """What it takes at once is acknowledged by that: nobody will say more of it."""
         self.in_flight = 0
         """Unsettled deliveries it holds."""
         self.limit = 0

@@ -14,6 +14,10 @@ class Origin(NamedTuple):
     topic: str
     publisher: str
     routing_key: str
+    like: Message | None = None
+    """A message that has all that they have beside payload and user properties; None = nothing. No time to live."""
+    is_common: bool = True
+    """Others will come that are like it, so that it is worth remembering."""
 
 
 class MessageBatch(NamedTuple):

@@ -22,7 +22,7 @@ from assay.reference_broker.queues.messages.control_records import (
 )
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, memory_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
@@ -113,13 +113,14 @@ class MessageCodec:
         self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
         self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, CACHE_LIMIT)
+        self._alike: Known[tuple[Message, str], tuple[Headers, str, str, int]] = Known(memory, 4 * CACHE_LIMIT)
         self._plain_known = self._plain.answers
         self._decoded_known = self._decoded.answers
         self._described_known = self._described.answers
 
     def let_go(self) -> None:
         """The queue is no more: remember nothing."""
-        for cache in (self._plain, self._decoded, self._described):
+        for cache in (self._plain, self._alike, self._decoded, self._described):
             cache.let_go()
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
@@ -138,6 +139,19 @@ class MessageCodec:
             length = len(message.topic) + len(message.publisher)
             size = _ENTRY_BYTES + _CHARACTER_BYTES * length
             self._plain.remember(key, known, length, size)
+        return known
+
+    def alike(self, like: Message, routing_key: str, *, is_common: bool) -> tuple[Headers, str, str, int]:
+        """Of all messages that have what this one has, but for payload and user properties: record headers, the topic
+        to deliver on, the routing key, and the bytes that count beside the payload. Remembered if it is common."""
+        known = self._alike.answers.get((like, routing_key)) if is_common else None
+        if known is None:
+            headers, topic = self._encode(like, routing_key, NORMAL)
+            size = message_bytes(like) - len(like.payload)
+            known = headers, topic, routing_key, size
+            if is_common:
+                taken = _ENTRY_BYTES + memory_bytes(like) + sum([len(value) for _, value in headers])
+                self._alike.remember((like, routing_key), known, len(routing_key), taken)
         return known
 
     def describe(self, properties: tuple[tuple[str, str], ...]) -> Described:

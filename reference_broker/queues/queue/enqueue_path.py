@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
-_Head = tuple[Headers, str, str]
-"""Of a message the record headers but for user properties, the topic to deliver on, and the routing key."""
+_Head = tuple[Headers, str, str, int]
+"""Of a message the record headers but for user properties, the topic to deliver on, the routing key, and what counts
+of it beside payload and user properties, in bytes."""
 BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
@@ -316,32 +317,36 @@ class EnqueuePath(ABC):
         described = None if batch.properties is None else list(map(self._codec.describe, batch.properties))
         if described is not None:
             sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
+        origins = batch.origins
+        heads: Iterable[_Head]
+        if isinstance(origins, Origin):
+            head = self._head(origins)
+            heads = repeat(head)
+            if head[3]:
+                sizes = [size + head[3] for size in sizes]
+        else:
+            known = {origin: self._head(origin) for origin in set(origins)}
+            heads = [known[origin] for origin in origins]
+            sizes = [size + head[3] for size, head in zip(sizes, heads, strict=True)]
         if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
             return False
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
         self.limits.arm(expires_at)
-        origins = batch.origins
-        heads: Iterable[_Head]
-        if isinstance(origins, Origin):
-            heads = repeat(self._head(origins))
-        else:
-            known = {origin: self._head(origin) for origin in set(origins)}
-            heads = [known[origin] for origin in origins]
         if described is None:
             records = [
                 _new(NewRecord, (timestamp_ms, b"", payload, common))
-                for payload, (common, _, _) in zip(payloads, heads, strict=False)
+                for payload, (common, _, _, _) in zip(payloads, heads, strict=False)
             ]
         else:
             records = [
                 _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
-                for payload, (common, _, _), each in zip(payloads, heads, described, strict=False)
+                for payload, (common, _, _, _), each in zip(payloads, heads, described, strict=False)
             ]
         stored = [
             StoredMessage(message, topic, key, enqueued_at, expires_at, size)
-            for message, (_, topic, key), size in zip(messages, heads, sizes, strict=False)
+            for message, (_, topic, key, _), size in zip(messages, heads, sizes, strict=False)
         ]
         for index, positions in self._spread(described, count):
             if isinstance(positions, range):
@@ -355,8 +360,11 @@ class EnqueuePath(ABC):
         return True
 
     def _head(self, origin: Origin) -> _Head:
-        topic, publisher, routing_key = origin
-        return *self._codec.headers(Message(topic=topic, payload=b"", publisher=publisher), routing_key), routing_key
+        topic, publisher, routing_key, like, is_common = origin
+        if like is not None:
+            return self._codec.alike(like, routing_key, is_common=is_common)
+        headers, target = self._codec.headers(Message(topic=topic, payload=b"", publisher=publisher), routing_key)
+        return headers, target, routing_key, 0
 
     def _takes_batch(self, count: int) -> bool:
         """Whether so many messages can be enqueued without a look at what each does to the limits."""

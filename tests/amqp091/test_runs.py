@@ -1,0 +1,357 @@
+"""Frames that are handled together are as good as frames one by one, and a turn has a bounded number of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from assay.reference_broker.amqp091.runs import PublishReader, read_acks
+from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
+from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+from assay.reference_broker.core.broker import MAX_WORK
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import QueueStats
+from assay.reference_broker.routing.properties import Kind, Typed
+from assay.reference_broker.routing.remembered import SharedMemory
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from tests.support.amqp_client import FRAME_MAX, AmqpClient, Said, make_node, table, turn
+
+NEAR_FRAMES = 4_096
+MOST_BYTES = 1 << 20
+
+
+def method(name: str, *values: object, channel: int = 1) -> bytes:
+    return frame(FrameType.METHOD, channel, encode_method(BY_NAME[name], *values))
+
+
+def publish(
+    key: str,
+    body: bytes,
+    properties: BasicProperties = NONE,
+    *,
+    exchange: str = "",
+    mandatory: bool = False,
+    channel: int = 1,
+    max_bytes: int = FRAME_MAX,
+) -> bytes:
+    content = content_frames(channel, encode_header(len(body), properties), body, max_bytes)
+    return method("basic.publish", exchange, key, mandatory, False, channel=channel) + content
+
+
+def ack(tag: int, *, multiple: bool = False) -> bytes:
+    return method("basic.ack", tag, multiple)
+
+
+def cc(*keys: str) -> Typed:
+    return Typed(Kind.LIST, tuple(Typed(Kind.TEXT, key) for key in keys))
+
+
+def drawn(rng: random.Random) -> bytes:
+    """Any publish, one that closes the channel seldom among them."""
+    properties = rng.choice(
+        (
+            NONE,
+            NONE,
+            BasicProperties(delivery_mode=2),
+            BasicProperties(delivery_mode=1, content_type="text/plain", headers=table(a=1)),
+            BasicProperties(message_id=f"m{rng.random()}", timestamp=5),
+            BasicProperties(expiration="60000"),
+            BasicProperties(headers=(("CC", cc("a", "b")),)),
+            BasicProperties(headers=(("BCC", cc("c")),)),
+            BasicProperties(priority=rng.randrange(10), reply_to="r+"),
+        )
+    )
+    exchange, key = rng.choice((("", "a"), ("", "b"), ("", "c"), ("amq.direct", "k"), ("fan", ""), ("", "nobody")))
+    if rng.random() < 0.01:
+        exchange = "unknown"
+    body = rng.randbytes(rng.choice((0, 1, 5, 100)))
+    if rng.random() < 0.02:
+        body = rng.randbytes(9_000)
+    return publish(key, body, properties, exchange=exchange, mandatory=rng.random() < 0.3, max_bytes=NEAR_FRAMES)
+
+
+def scene() -> tuple[BrokerNode, AmqpClient, list[AmqpClient]]:
+    """A publisher with confirms, and consumers: with acknowledgements, without, with a small prefetch."""
+    node = make_node()
+    writer = AmqpClient(node)
+    writer.open()
+    writer.declare("a")
+    writer.declare("b", durable=False)
+    writer.declare("c", arguments=table(x_max_priority=4))
+    writer.say(1, "exchange.declare", "fan", "fanout", False, False, False, False, False, ())
+    for queue in ("a", "b"):
+        writer.say(1, "queue.bind", queue, "fan", "", False, ())
+        writer.say(1, "queue.bind", queue, "amq.direct", "k", False, ())
+    writer.say(1, "confirm.select", False)
+    readers = [AmqpClient(node) for _ in range(3)]
+    for reader in readers:
+        reader.open()
+    readers[0].consume("a")
+    readers[1].consume("b", no_ack=True)
+    readers[2].say(1, "basic.qos", 0, 5, False)
+    readers[2].consume("c")
+    return node, writer, readers
+
+
+def without_joins(said: list[Said]) -> list[Said]:
+    """Which publishes were confirmed and which refused, and all else that was said.
+
+    Which of them are answered before a channel closes is the broker's choice.
+    """
+    floor, answered = 0, {}
+    others = []
+    for each in said:
+        if each.name in ("basic.ack", "basic.nack"):
+            tag, multiple = each.values[:2]
+            tags = range(floor + 1, tag + 1) if multiple else (tag,)
+            for one in tags:
+                answered.setdefault(one, each.name)
+            while floor + 1 in answered:
+                floor += 1
+        else:
+            others.append(each)
+    if others and others[-1].name == "channel.close":
+        return others
+    return [Said(0, name, (tag,)) for tag, name in sorted(answered.items())] + others
+
+
+def cuts(rng: random.Random, data: bytes) -> list[bytes]:
+    at = [0, *sorted(rng.sample(range(len(data)), min(20, len(data) - 1))), len(data)]
+    return [data[begin:end] for begin, end in itertools.pairwise(at)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_publishes_that_come_together_are_as_good_as_those_that_come_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    stream = [drawn(rng) for _ in range(rng.choice((3, 60, 250)))]
+    heard = []
+    for parts in (stream, [b"".join(stream)], cuts(rng, b"".join(stream))):
+        _, writer, readers = scene()
+        for part in parts:
+            writer.send_raw(part)
+        heard.append([without_joins(writer.hear()), *[reader.hear() for reader in readers]])
+    assert heard[0] == heard[1]
+    assert heard[0] == heard[2]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_acknowledgements_that_come_together_are_as_good_as_those_that_come_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    count = 100
+    stream = [ack(tag, multiple=rng.random() < 0.1) for tag in rng.sample(range(1, count + 1), 60)]
+    if rng.random() < 0.5:
+        stream.append(ack(7 * count))
+    # One that an earlier one of several has settled closes the channel: what is behind it is passed over.
+    stream += [ack(1), ack(count)]
+    left: list[tuple[list[Said], QueueStats]] = []
+    for parts in (stream, [b"".join(stream)], cuts(rng, b"".join(stream))):
+        node = make_node()
+        c, writer = AmqpClient(node), AmqpClient(node)
+        for each in (c, writer):
+            each.open()
+        writer.declare("q")
+        c.consume("q")
+        writer.send_raw(b"".join(publish("q", b"%d" % number) for number in range(count)))
+        assert len(c.hear()) == count
+        for part in parts:
+            c.send_raw(part)
+        said = c.hear()
+        if not said:
+            c.say(1, "basic.recover", True)
+        left.append((said, node.engine.stats("q")))
+    assert left[0] == left[1]
+    assert left[0] == left[2]
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_gets_that_come_together_are_as_good_as_those_that_come_one_by_one(no_ack: bool) -> None:
+    gets = [method("basic.get", "q", no_ack)] * 7 + [method("basic.get", "r", no_ack)] * 2
+    gets += [method("basic.get", "q", no_ack)] * 2 + [method("basic.get", "nowhere", no_ack), gets[0]]
+    data = b"".join(gets)
+    heard = []
+    for chunks in (gets, [data], [data[:50], data[50:101], data[101:]]):
+        c = AmqpClient(make_node())
+        c.open()
+        c.declare("q")
+        c.declare("r")
+        c.send_raw(b"".join(publish("q", b"%d" % number) for number in range(5)) + publish("r", b"r"))
+        c.hear()
+        for chunk in chunks:
+            c.send_raw(chunk)
+        # Those that wait for another one take a turn each.
+        for _ in gets:
+            turn(c.node)
+        heard.append(c.hear())
+    assert heard[0] == heard[1] == heard[2]
+    names = ["basic.get-ok"] * 5 + ["basic.get-empty"] * 2 + ["basic.get-ok"] + ["basic.get-empty"] * 3
+    assert [said.name for said in heard[0]] == [*names, "channel.close"]
+    assert [said.values[-1] for said in heard[0][:5]] == [4, 3, 2, 1, 0]
+
+
+def test_gets_whose_queue_goes_are_answered_each() -> None:
+    node = make_node()
+    c, other = AmqpClient(node), AmqpClient(node)
+    for each in (c, other):
+        each.open()
+    c.declare("q")
+    c.send_raw(method("basic.get", "q", True) * 3)
+    other.send_raw(method("queue.delete", "q", False, False, False))
+    assert [said.name for said in c.hear()] == ["basic.get-empty"] * 3
+
+
+def test_a_full_queue_refuses_the_last_of_a_run() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q", arguments=table(x_max_length=5, x_overflow="reject-publish"))
+    c.say(1, "confirm.select", False)
+    c.send_raw(b"".join(publish("q", b"x") for _ in range(8)))
+    assert [(*said.values[:1], said.name) for said in without_joins(c.hear())] == [
+        *[(tag, "basic.ack") for tag in range(1, 6)],
+        *[(tag, "basic.nack") for tag in range(6, 9)],
+    ]
+
+
+def test_what_is_before_a_refused_publish_is_kept_and_what_is_behind_it_is_not() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q")
+    run = [publish("q", b"1"), publish("q", b"2"), publish("q", b"3", exchange="nowhere"), publish("q", b"4")]
+    c.send_raw(b"".join(run))
+    assert [said.values[0] for said in c.hear()] == [404]
+    c.open(2)
+    assert c.declare("q", channel=2, passive=True).values == ("q", 2, 0)
+
+
+def test_what_is_remembered_of_a_run_holds_until_something_changes() -> None:
+    node = make_node()
+    c, other = AmqpClient(node), AmqpClient(node)
+    for each in (c, other):
+        each.open()
+    other.say(1, "exchange.declare", "e", "topic", False, False, False, False, False, ())
+    run = publish("k", b"x", exchange="e", mandatory=True) * 3
+
+    def arrived() -> dict[str, int]:
+        c.send_raw(run)
+        returned = len([said for said in c.hear() if said.name == "basic.return"])
+        names = [name for name in ("q", "r") if node.engine.exists(name)]
+        return {"": returned, **{name: node.engine.stats(name).depth for name in names}}
+
+    assert arrived() == {"": 3}
+    other.declare("q")
+    assert arrived() == {"": 3, "q": 0}
+    other.say(1, "queue.bind", "q", "e", "#", False, ())
+    assert arrived() == {"": 0, "q": 3}
+    other.declare("r")
+    other.say(1, "queue.bind", "r", "e", "k", False, ())
+    assert arrived() == {"": 0, "q": 6, "r": 3}
+    other.say(1, "queue.unbind", "q", "e", "#", ())
+    assert arrived() == {"": 0, "q": 6, "r": 6}
+    # Over another protocol.
+    node.engine.delete_queue("r", c.now)
+    turn(node)
+    assert arrived() == {"": 3, "q": 6}
+    other.say(1, "exchange.delete", "e", False, False)
+    c.send_raw(run)
+    assert [said.values[0] for said in c.hear()] == [404]
+
+
+def test_what_is_taken_for_good_is_gone_over_a_restart() -> None:
+    disk = MemoryDisk()
+    node = make_node(disk)
+    c, writer = AmqpClient(node), AmqpClient(node)
+    for each in (c, writer):
+        each.open()
+    writer.declare("q")
+    c.consume("q", no_ack=True)
+    writer.send_raw(b"".join(publish("q", b"x", BasicProperties(delivery_mode=2)) for _ in range(50)))
+    assert len(c.hear()) == 50
+    stats = node.engine.stats("q")
+    assert (stats.depth, stats.groups[0].acked, stats.groups[0].delivered) == (0, 50, 50)
+    writer.send_raw(publish("q", b"last"))
+    node.connection_lost(c.end, c.now)
+    turn(node)
+    node.close(c.now)
+    again = AmqpClient(make_node(disk))
+    again.open()
+    assert again.declare("q", passive=True).values[1] <= 1
+
+
+def test_a_fan_out_takes_turns() -> None:
+    node = make_node()
+    c = AmqpClient(node)
+    c.open()
+    c.say(1, "exchange.declare", "fan", "fanout", False, False, False, False, False, ())
+    queues = 128
+    for number in range(queues):
+        c.declare(f"q{number}")
+        c.say(1, "queue.bind", f"q{number}", "fan", "", False, ())
+    c.send_raw(publish("", b"x", exchange="fan") * 300)
+    stored = sum(node.engine.stats(f"q{number}").depth for number in range(queues))
+    assert queues <= stored <= 2 * MAX_WORK + queues
+    assert c.end.wants_pause
+    node.take_dirty(c.now)
+    stored_then = sum(node.engine.stats(f"q{number}").depth for number in range(queues))
+    assert stored < stored_then <= stored + 2 * MAX_WORK + queues
+    for _ in range(60):
+        turn(node)
+    assert node.engine.stats("q0").depth == 300
+    assert not c.end.wants_pause
+
+
+def test_a_turn_takes_a_bounded_number_of_publishes() -> None:
+    node = make_node()
+    c = AmqpClient(node)
+    c.open()
+    c.declare("q")
+    c.send_raw(publish("q", b"x") * 1_000)
+    assert 300 < node.engine.stats("q").depth < 350
+    c.hear()
+    assert node.engine.stats("q").depth == 1_000
+
+
+def reader() -> PublishReader:
+    return PublishReader(SharedMemory(1 << 20))
+
+
+def test_publishes_are_read_up_to_what_is_not_all_there() -> None:
+    whole = [publish("q", b"1"), publish("q", b""), publish("r", b"22", BasicProperties(app_id="a"))]
+    data = b"".join(whole)
+    for cut in range(11, len(data) + 1):
+        run = reader().read(data[:cut], 0, FRAME_MAX, MOST_BYTES, 1_024)
+        count = sum(len(b"".join(whole[: number + 1])) <= cut for number in range(3))
+        assert run.bodies == [b"1", b"", b"22"][:count]
+        assert run.ends == [len(b"".join(whole[: number + 1])) for number in range(count)]
+    run = reader().read(data, 0, FRAME_MAX, MOST_BYTES, 1_024)
+    assert [head.routing_key for head in run.heads] == ["q", "q", "r"]
+    assert run.heads[2].properties.app_id == "a"
+    assert reader().read(data, 0, FRAME_MAX, MOST_BYTES, 5).bodies == [b"1"]
+    assert reader().read(data, 0, FRAME_MAX, 1, 1_024).bodies == [b"1", b""]
+
+
+def test_a_damaged_byte_ends_a_run_unless_it_is_of_what_is_said() -> None:
+    first, second = publish("q", b"1"), publish("qu", b"\0" * 4, BasicProperties(app_id="a"))
+    data = first + second + second
+    known = reader()
+    known.read(data, 0, FRAME_MAX, MOST_BYTES, 1_024)
+    for at in range(len(first), len(first) + len(second)):
+        for change in (1, 0x80):
+            damaged = bytearray(data)
+            damaged[at] ^= change
+            found = known.read(bytes(damaged), 0, FRAME_MAX, MOST_BYTES, 1_024)
+            fresh = reader().read(bytes(damaged), 0, FRAME_MAX, MOST_BYTES, 1_024)
+            assert found.bodies == fresh.bodies
+            assert found.ends == fresh.ends
+            assert found.bodies[:1] == [b"1"], at
+
+
+def test_acknowledgements_are_read_up_to_what_is_none() -> None:
+    run = ack(1) + ack(2, multiple=True) + ack(3)
+    assert read_acks(run, 0, 10) == ([(1, 0), (2, 1), (3, 0)], len(run))
+    assert read_acks(run, 0, 2) == ([(1, 0), (2, 1)], 42)
+    assert read_acks(run[:-1], 0, 10) == ([(1, 0), (2, 1)], 42)
+    assert read_acks(run + method("basic.reject", 4, False), 0, 10)[1] == len(run)
+    assert read_acks(run[:-1] + b"\0", 0, 10) == ([], 0)
+    assert read_acks(ack(1)[:20], 0, 10) == ([], 0)
