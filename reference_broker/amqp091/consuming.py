@@ -16,6 +16,7 @@ from assay.reference_broker.amqp091.direct_replies import REPLY_TO, ReplyConsume
 from assay.reference_broker.amqp091.messages import properties_of, with_offset
 from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
+from assay.reference_broker.amqp091.settling import Part, Settling
 from assay.reference_broker.amqp091.topology import QueueRecord
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
@@ -182,6 +183,8 @@ class Consuming:
         """Deliveries that count against it: to consumers, and not settled for good."""
         self._stalled: dict[AmqpConsumer, None] = {}
         self._is_active = True
+        self._settling: Settling | None = None
+        """What earlier turns had no room for."""
         self.replies: ReplyConsumer | None = None
         """Gets the direct replies to what the channel asks."""
         self._forms: Known[_Key, _Form] = Known(channel.connection.broker.engine.known, _MOST_FORMS)
@@ -513,7 +516,7 @@ class Consuming:
             for tag, bits in acks:
                 taken += self._taken(tag, bool(bits & 1))
         finally:
-            self._settle(taken, Outcome.ACCEPT, now)
+            self._settle((taken, Outcome.ACCEPT))
 
     def nack(self, tag: int, multiple: bool, requeue: bool, now: float) -> None:
         self._refuse(self._taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
@@ -523,8 +526,9 @@ class Consuming:
 
     def _refuse(self, taken: list[tuple[int, Unsettled]], outcome: Outcome, now: float) -> None:
         """What is read of a stream stays where it is, whatever its reader says."""
-        self._settle([each for each in taken if not each[1].consumer.is_stream], outcome, now)
-        self._settle([each for each in taken if each[1].consumer.is_stream], Outcome.ACCEPT, now)
+        own = [each for each in taken if not each[1].consumer.is_stream]
+        read = [each for each in taken if each[1].consumer.is_stream]
+        self._settle((own, outcome), (read, Outcome.ACCEPT))
 
     def _taken(self, tag: int, multiple: bool) -> list[tuple[int, Unsettled]]:
         """What a tag stands for. Raises :class:`AmqpError` (406) for one that stands for nothing."""
@@ -552,24 +556,37 @@ class Consuming:
     def _unknown(self, tag: int) -> AmqpError:
         return AmqpError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", rule="delivery-tag.channel-local")
 
-    def _settle(self, taken: list[tuple[int, Unsettled]], outcome: Outcome, now: float) -> None:
+    def _settle(self, *parts: Part) -> None:
         publishing = self._channel.publishing
-        if publishing.transaction is not None:
+        if publishing.transaction is None:
+            self._settle_for_good(*parts)
+            return
+        for taken, outcome in parts:
             for tag, held in taken:
                 publishing.settle_later(Settlement(tag, held, outcome))
-            return
-        self._channel.connection.broker.work += len(taken) >> 3
-        at = 0
-        while at < len(taken):
+
+    def _settle_for_good(self, *parts: Part, answer: str | None = None) -> None:
+        """What the turn has room for; the channel waits for the rest, and then answers, if it is to."""
+        settling = Settling(self._channel, parts, answer)
+        if not settling.begin():
+            self._settling = settling
+
+    def settle_next(self, taken: Sequence[tuple[int, Unsettled]], at: int, outcome: Outcome) -> int:
+        """The first ones from a position on; how many."""
+        now = self._channel.connection.broker.now
+        count = self._accept_run(taken, at, now) if outcome is Outcome.ACCEPT else 0
+        if not count:
             tag, held = taken[at]
-            count = self._accept_run(taken, at, now) if outcome is Outcome.ACCEPT else 0
-            if not count:
-                self.carry_out(Settlement(tag, held, outcome), now, ignore)
-            at += count or 1
+            self.carry_out(Settlement(tag, held, outcome), now, ignore)
+        return count or 1
+
+    def settled(self) -> None:
+        """All that was to be settled is."""
+        self._settling = None
         if self._stalled:
             self.resume()
 
-    def _accept_run(self, taken: list[tuple[int, Unsettled]], at: int, now: float) -> int:
+    def _accept_run(self, taken: Sequence[tuple[int, Unsettled]], at: int, now: float) -> int:
         """Acknowledge what one consumer holds, as one; how many, 0 = the first of them goes by itself."""
         consumer = taken[at][1].consumer
         assert consumer.consumer is not None
@@ -617,16 +634,13 @@ class Consuming:
         self._unsettled = dict(sorted({**self._unsettled, **back}.items()))
 
     def recover(self, requeue: bool, now: float) -> None:
-        self.recover_async(requeue, now)
-        self._channel.send("basic.recover-ok")
+        self.recover_async(requeue, now, "basic.recover-ok")
 
-    def recover_async(self, requeue: bool, now: float) -> None:
+    def recover_async(self, requeue: bool, _now: float, answer: str | None = None) -> None:
         if not requeue:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "requeue=false", rule="basic.recover.01")
         taken, self._unsettled = list(self._unsettled.items()), {}
-        for tag, held in taken:
-            self.carry_out(Settlement(tag, held, Outcome.FAIL), now, ignore)
-        self.resume()
+        self._settle_for_good((taken, Outcome.FAIL), answer=answer)
 
     def reader_of(self, stream: QueueRecord, group: str) -> AmqpConsumer | None:
         """The first of its consumers that reads a stream in that group."""
@@ -650,6 +664,8 @@ class Consuming:
         channel = self._channel
         engine = channel.connection.broker.engine
         self._end_replies()
+        if self._settling is not None:
+            self._settling.end()
         consumers, self._consumers = self._consumers, {}
         getters, self._getters = self._getters, {}
         leaving, self._leaving = self._leaving, {}

@@ -301,6 +301,38 @@ def test_a_fan_out_takes_turns() -> None:
     assert not c.end.wants_pause
 
 
+@pytest.mark.parametrize("what", ["basic.ack", "basic.nack", "basic.recover"])
+def test_what_many_deliveries_become_takes_turns(what: str) -> None:
+    count = 20_000
+    node = make_node()
+    c, writer = AmqpClient(node), AmqpClient(node)
+    for each in (c, writer):
+        each.open()
+    writer.declare("q", durable=False)
+    c.consume("q")
+    for _ in range(count // 500):
+        writer.send_raw(publish("q", b"x") * 500)
+        for _ in range(5):
+            turn(node)
+        c.end.take_output()
+    values = {"basic.ack": (0, True), "basic.nack": (0, True, False), "basic.recover": (True,)}[what]
+
+    def settled() -> int:
+        group = node.engine.stats("q").groups[0]
+        return group.acked + group.nacked + group.rejected
+
+    assert node.engine.stats("q").groups[0].in_flight == count
+    c.send_raw(method(what, *values) + method("basic.qos", 0, 7, False))
+    seen = [0, settled()]
+    while seen[-1] < count:
+        node.take_dirty(c.now)
+        seen.append(settled())
+    most = 9 * MAX_WORK if what == "basic.ack" else 2 * MAX_WORK
+    assert all(0 < after - before <= most for before, after in itertools.pairwise(seen))
+    names = [said.name for said in c.hear() if said.name != "basic.deliver"]
+    assert names == (["basic.recover-ok", "basic.qos-ok"] if what == "basic.recover" else ["basic.qos-ok"])
+
+
 def test_a_turn_takes_a_bounded_number_of_publishes() -> None:
     node = make_node()
     c = AmqpClient(node)
