@@ -174,8 +174,8 @@ _REWRITES: dict[str, Row] = {
         "what is acknowledged in a transaction counts at once",
         Consuming,
         "_settle",
-        "if publishing.transaction is not None:",
-        "if False:",
+        "if publishing.transaction is None:",
+        "if True:",
     ),
     "amqp-commit-forgets-acknowledgements": (
         "a commit carries out no acknowledgement",

@@ -416,8 +416,8 @@ class Consuming:
         connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
 
     def _deliver_run(self, consumer: AmqpConsumer, run: DeliveryRun) -> int:
-        """See :class:`DeliverRun`: those in front that came over AMQP and that one body frame is enough for, while there
-        is room."""
+        """See :class:`DeliverRun`: those in front that came over AMQP and fit into one body frame each, while there is
+        room."""
         connection, unsettled = self._channel.connection, self._unsettled
         stored = run.stored
         if self._channel_prefetch and not consumer.no_ack:
