@@ -15,6 +15,7 @@ from assay.reference_broker.amqp091.topology import virtual_host
 from assay.reference_broker.amqp091.topology.tables import TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
 from assay.reference_broker.amqp091.transactions import Commit
+from assay.reference_broker.queues.operations.queue_operations import QueueOperations
 
 Row = tuple[str, type | ModuleType, str, str, str]
 """What is broken, where (owner and function), and the text of the function that becomes another."""
@@ -183,6 +184,20 @@ _REWRITES: dict[str, Row] = {
         "_fill",
         "for settlement in self._transaction.settlements:",
         "for settlement in ():",
+    ),
+    "amqp-commit-makes-no-room": (
+        "after a commit, nobody looks whether consumers may have more",
+        Commit,
+        "_told",
+        "self._channel.consuming.resume()",
+        "pass",
+    ),
+    "amqp-going-queues-stay-away": (
+        "a queue cannot be declared anew while what is left of it goes",
+        QueueOperations,
+        "is_going",
+        "return removal is not None and removal.failure is None",
+        "return False",
     ),
     "amqp-rollback-keeps-acknowledgements": (
         "what was acknowledged and rolled back cannot be acknowledged again",

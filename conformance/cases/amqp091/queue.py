@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.wire.amqp091 import Method, encode_method
 
 
 @amqp_case(
@@ -330,6 +331,30 @@ async def auto_delete(ctx: AmqpContext) -> None:
     await ctx.becomes(connection, "queue.declare", "channel 404", queue=queue, passive=True)
     with ctx.own_point():
         await channel.call("queue.declare", queue=untouched, passive=True)
+
+
+@amqp_case(
+    "queue/declared-anew-behind-its-end",
+    mutant="amqp-going-queues-stay-away",
+    clauses=("sync.queue.declare",),
+)
+async def declared_anew(ctx: AmqpContext) -> None:
+    """A declaration right behind the end of an auto-delete queue of that name is answered.
+
+    Found in a broker: it was refused with 404 while what was left of the queue went. The last consumer is cancelled and
+    the queue declared in one go; whether it is the old one or a new one is not looked at.
+    """
+    channel = await ctx.channel()
+    queue = await channel.queue(exclusive=True, auto_delete=True)
+    for _ in range(5):
+        tag = await channel.consume(queue)
+        cancel = Method("basic.cancel", consumer_tag=tag, no_wait=True)
+        declare = Method("queue.declare", queue=queue, exclusive=True, auto_delete=True)
+        channel.connection.send_bytes(b"".join([encode_method(channel.number, each) for each in (cancel, declare)]))
+        outcome = await channel.outcome_of("queue.declare-ok")
+        ctx.must(outcome == "ok", f"expected the declaration to be answered; seen {outcome}")
+        # Wherever the end comes late it has come now.
+        await channel.call("queue.declare", queue=queue, exclusive=True, auto_delete=True)
 
 
 # Bindings

@@ -197,3 +197,29 @@ async def rejections(ctx: AmqpContext) -> None:
     again = await ctx.channel()
     with ctx.own_point():
         await again.get_soon(queue)
+
+
+@amqp_case(
+    "tx/commit-makes-room-below-the-prefetch",
+    mutant="amqp-commit-makes-no-room",
+    clauses=("rmq.tx.semantics", "rmq.qos.global"),
+)
+async def room(ctx: AmqpContext) -> None:
+    """What is acknowledged and committed makes room for the next delivery.
+
+    Found in a broker: a consumer below a prefetch that is shared stood still after the first commit. With a prefetch of
+    one, two messages come one after the other, each acknowledged in a transaction of its own. A server that refuses the
+    prefetch ends as unsupported.
+    """
+    channel = await _transacted(ctx)
+    outcome = await channel.outcome("basic.qos", prefetch_count=1, global_=True)
+    if outcome != "ok":
+        ctx.unsupported(f"a shared prefetch is answered by {outcome}")
+    queue = await channel.queue()
+    for body in (b"1", b"2"):
+        channel.publish("", queue, body)
+    await channel.call("tx.commit")
+    await channel.consume(queue)
+    for body in (b"1", b"2"):
+        channel.ack(await channel.delivery(body))
+        await channel.call("tx.commit")
