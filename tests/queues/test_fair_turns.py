@@ -44,13 +44,15 @@ def test_turns_go_as_the_rule_says_whatever_consumers_hold_and_lose(seed: int) -
         assert consumer is _expected(consumers), (seed, turn)
         if consumer is None:
             return
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0:
                 consumer.blocked = True
             case 1:
                 consumer.active = False
             case 2:  # settled within its delivery: it has what it had, and was served
                 consumer.served_at = turn
+            case 3:  # it claimed what another one had
+                consumer.in_flight += 1
             case _:
                 consumer.in_flight += 1
                 consumer.served_at = turn
