@@ -91,6 +91,7 @@ class Transactions(ProducerNames):
         is_unusable: Callable[[str], bool],
     ) -> None:
         """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is."""
+        self._agenda.now = now
         if not any(queue.had_producers(partition.index) for partition in queue.partitions):
             return
         try:
