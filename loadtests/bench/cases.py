@@ -30,8 +30,10 @@ class Case(StrEnum):
     """As ``queue``, with a key on each message: 100 keys in turn over 10 partitions, in order per key. RabbitMQ's queue
     has no partitions: its messages carry the same key as a header, and one queue keeps all of them in order."""
 
+    IDLE_CHANNELS = "idle-channels"
+    """AMQP 0.9.1, as all below; memory goes first here, too."""
     TRANSIENT = "transient"
-    """AMQP 0.9.1, as all below: without confirms and acknowledgements; messages alike, and mixed."""
+    """Without confirms and acknowledgements; messages alike, and mixed."""
     PERSISTENT = "persistent"
     """Durable queues, confirms and manual acknowledgements, one for each or for several; messages alike, and mixed."""
     FANOUT = "fanout"
@@ -39,11 +41,10 @@ class Case(StrEnum):
     """One of many patterns matches each message."""
     GET = "get"
     CONNECTS = "connects"
-    IDLE_CHANNELS = "idle-channels"
 
 
 AMQP = (Case.IDLE_CHANNELS, Case.TRANSIENT, Case.PERSISTENT, Case.FANOUT, Case.TOPIC, Case.GET, Case.CONNECTS)
-"""Cases of ``bench amqp091``, in their order: memory goes first here, too."""
+"""Cases of ``bench amqp091``, in their order."""
 QUEUES = (Case.QUEUE, Case.QUEUE_BATCH, Case.QUEUE_KEYED)
 PUB_SUB = (Case.QOS_0, Case.QOS_1, Case.QOS_2)
 COMPARED = tuple(case for case in Case if case not in QUEUES and case not in AMQP)
