@@ -13,6 +13,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from assay.conformance.explore.amqp.life import REPLAY_SCHEMA as AMQP_SCHEMA
+from assay.conformance.explore.amqp.life import AmqpReplay
 from assay.conformance.explore.life import Replay
 from assay.conformance.explore.queues.life import REPLAY_SCHEMA as QUEUE_SCHEMA
 from assay.conformance.explore.queues.life import QueueReplay
@@ -21,6 +23,7 @@ from assay.conformance.registry import load_statements
 from assay.conformance.report import ExitCode, this_machine, utc_now, write_transcript
 from assay.conformance.signals import stopped_by_signals
 from assay.conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
+from assay.conformance.wire.amqp091 import AMQP_091
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
 from assay.reference_broker.trace.terminal import WholeConsole
@@ -31,12 +34,21 @@ if TYPE_CHECKING:
 
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
-_SPEC_OF_VERSION = {4: "mqtt311", 5: "mqtt5"}
+_SPEC_OF_VERSION = {4: "mqtt311", 5: "mqtt5", AMQP_091: "amqp091"}
 
 
 def _stop(text: str, code: ExitCode) -> typer.Exit:
     errors.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
     return typer.Exit(int(code))
+
+
+def _game_of(target: Target, recorded: AnyReplay | None, *, queues: bool, amqp: bool) -> str:
+    """What the lives are about."""
+    said = target.capabilities
+    only = said.get("amqp091", False) and not any(said.get(name, True) for name in ("mqtt311", "mqtt5"))
+    if amqp or isinstance(recorded, AmqpReplay) or (recorded is None and only):
+        return "amqp091"
+    return "queues" if queues or isinstance(recorded, QueueReplay) else "mqtt"
 
 
 class _Header(msgspec.Struct):
@@ -45,7 +57,7 @@ class _Header(msgspec.Struct):
 
 def _replay_of(path: Path) -> AnyReplay:
     """The life of a file, of whichever kind."""
-    kinds: dict[str, type[Replay] | type[QueueReplay]] = {QUEUE_SCHEMA: QueueReplay}
+    kinds: dict[str, type[AnyReplay]] = {QUEUE_SCHEMA: QueueReplay, AMQP_SCHEMA: AmqpReplay}
     try:
         data = path.read_bytes()
         return msgspec.json.decode(data, type=kinds.get(msgspec.json.decode(data, type=_Header).schema, Replay))
@@ -68,6 +80,9 @@ def explore(
         typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each with a process of its own."),
     ] = 1,
     queues: Annotated[bool, typer.Option("--queues", help="Lives of durable queues over MQTT 5.0.")] = False,
+    amqp: Annotated[
+        bool, typer.Option("--amqp091", help="Lives of AMQP 0.9.1; also where a target speaks nothing else.")
+    ] = False,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")
     ] = None,
@@ -84,6 +99,9 @@ def explore(
     Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached, 6 stopped by
     Ctrl-C or SIGTERM (what was seen until then is told all the same).
 
+    With --amqp091, and where a target speaks nothing else: connections, channels, exchanges, bindings and queues of
+    AMQP 0.9.1, with confirms, transactions, errors on purpose and what the broker says that it has of extensions.
+
     For example: assay conformance explore --target mosquitto --examples 500 --out out/explore
     """
     from assay.conformance.explore.campaign import Campaign
@@ -96,7 +114,9 @@ def explore(
         raise _stop(str(error), ExitCode.USAGE) from error
     if jobs > 1 and judged.start is None:
         raise _stop("--jobs needs a broker for each, and this one is not ours to start", ExitCode.USAGE)
-    game = "queues" if queues or isinstance(recorded, QueueReplay) else "mqtt"
+    if amqp and queues:
+        raise _stop("--queues and --amqp091 are different lives", ExitCode.USAGE)
+    game = _game_of(judged, recorded, queues=queues, amqp=amqp)
     if game == "queues" and not host and not judged.capabilities.get("queues", False):
         raise _stop(
             f"the target {judged.name} does not say that it has such queues (capability queues)", ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""What lives are about: MQTT as a whole, or queues. A campaign plays either in the same way."""
+"""What lives are about: MQTT as a whole, queues, or AMQP 0.9.1. A campaign plays each in the same way."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from assay.conformance.explore import draw, life, shrink
+from assay.conformance.explore.amqp import draw as amqp_draw
+from assay.conformance.explore.amqp import life as amqp_life
+from assay.conformance.explore.amqp.player import AmqpPlayer
 from assay.conformance.explore.player import Player
 from assay.conformance.explore.queues import draw as queue_draw
 from assay.conformance.explore.queues import life as queue_life
 from assay.conformance.explore.queues.player import QueuePlayer
 from assay.conformance.targets import CapabilityValue
 
-AnyLife = life.Life | queue_life.QueueLife
-AnyReplay = life.Replay | queue_life.QueueReplay
+AnyLife = life.Life | queue_life.QueueLife | amqp_life.AmqpLife
+AnyReplay = life.Replay | queue_life.QueueReplay | amqp_life.AmqpReplay
 
 
 class Game(NamedTuple):
@@ -49,9 +52,27 @@ GAMES: dict[str, Game] = {
         {"tidies": False, "tenant": _TENANT},
         4,  # every queue that they leave is opened at each start
     ),
+    "amqp091": Game(
+        amqp_draw.drawn,
+        AmqpPlayer,
+        amqp_life.AmqpReplay,
+        shrink.shrink_steps,
+        {
+            "listeners": [{"port": 0, "protocols": ["mqtt", "amqp091"]}],
+            "queues": {"segment_bytes": 16_384},
+            "testing": {"movable_clock": True},
+        },
+        {"clock": True},
+        25,
+    ),
 }
 
 
 def story(replay: AnyReplay) -> list[str]:
     """Its life in lines for people."""
-    return queue_life.story(replay.life) if isinstance(replay, queue_life.QueueReplay) else life.story(replay.life)
+    match replay:
+        case queue_life.QueueReplay():
+            return queue_life.story(replay.life)
+        case amqp_life.AmqpReplay():
+            return amqp_life.story(replay.life)
+    return life.story(replay.life)

@@ -8,10 +8,11 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.wire import Decoder, MalformedPacketError, Packet, decode_packet, describe, encode
+from assay.conformance.wire.amqp091 import AMQP_091, Assembler, describe_bytes
 from assay.reference_broker.trace.conformance import WireLine
 
 SLOW_ROUND_TRIP_S = 0.1
@@ -28,7 +29,7 @@ class Wire:
     name: str
     version: int
     sock: socket.socket
-    decoder: Decoder
+    decoder: Decoder | Assembler
     most_bytes: float = float("inf")
     """Of a packet that the client takes."""
     unsent: bytearray = field(default_factory=bytearray)
@@ -72,7 +73,9 @@ class Sockets(ABC):
         self.log.append((time.perf_counter_ns() - self._began_ns, "", "event", text, 0))
 
     def write(self, wire: Wire, packet: Packet) -> None:
-        data = encode(packet, wire.version)
+        self.send(wire, encode(packet, wire.version))
+
+    def send(self, wire: Wire, data: bytes) -> None:
         self.log.append((time.perf_counter_ns() - self._began_ns, wire.name, "send", data, wire.version))
         wire.unsent += data
         self._flush(wire)
@@ -111,6 +114,11 @@ class Sockets(ABC):
             self.note(f"{wire.name}: the broker ended the connection")
             self.ended_by_broker(wire)
             return
+        self.arrived(wire, data)
+
+    def arrived(self, wire: Wire, data: bytes) -> None:
+        """Bytes came. Raises :class:`ViolationError`."""
+        assert isinstance(wire.decoder, Decoder)
         try:
             for frame in wire.decoder.feed_frames(data):
                 self.log.append((time.perf_counter_ns() - self._began_ns, wire.name, "recv", frame, wire.version))
@@ -122,7 +130,7 @@ class Sockets(ABC):
             raise ViolationError(Rule.MALFORMED, wire.version, f"{wire.name}: {error}") from error
 
     @abstractmethod
-    def received(self, wire: Wire, packet: Packet) -> None:
+    def received(self, wire: Wire, packet: Any) -> None:
         """A packet came. Raises :class:`ViolationError` when it may not."""
 
     @abstractmethod
@@ -135,6 +143,10 @@ class Sockets(ABC):
         for t_ns, name, direction, content, version in self.log:
             if isinstance(content, str):
                 lines.append(WireLine(t_ns=t_ns, connection=name, direction="event", hex="", decoded=content))
+                continue
+            if version == AMQP_091:
+                text = describe_bytes(content)
+                lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
                 continue
             try:
                 text = describe(decode_packet(content, version))

@@ -29,6 +29,7 @@ from assay.reference_broker.queues.messages.stored_message import is_plain_but_f
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
 from assay.reference_broker.queues.operations.queue_operations import QueueOperations
 from assay.reference_broker.queues.operations.replay import DeadLetterOperations
+from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.queue.bindings import Bindings, publish_to_all
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.registry import QueueRegistry
@@ -80,7 +81,7 @@ class QueueEngine(QueueOperations):
         self._confirming: deque[tuple[Confirm, QueueError | None]] = deque()
         """What syncs have decided and nobody was told yet, in order."""
         self._closed = False
-        self._draining: dict[Consumer, None] = {}
+        self._draining: dict[Consumer, list[tuple[QueuePartition, int]] | None] = {}
         self.captures: Bindings | None = None
         """Set while some queue gets messages of ordinary topics: see :meth:`capture`."""
         self.on_bindings_changed: Callable[[], None] | None = None
@@ -328,13 +329,20 @@ class QueueEngine(QueueOperations):
             self._agenda.groups_to_serve[queue.groups[consumer.group]] = None
 
     def end_draining(self) -> None:
-        """Whose groups have had all the turns that they asked for gives back what is left."""
+        """Whose groups have had all the turns that they asked for gives back what is left, once what came before it
+        has been written."""
         waiting = self._agenda.groups_to_serve
         for consumer in list(self._draining):
             queue = self._queues.get(consumer.queue)
             group = None if queue is None else queue.groups.get(consumer.group)
             if group in waiting and consumer.active and consumer.credit:
                 continue
+            if queue is not None and consumer.active and consumer.credit:
+                ends = self._draining[consumer]
+                if ends is None:
+                    ends = self._draining[consumer] = [(each, each.log.next_offset) for each in queue.partitions]
+                if [partition for partition, end in ends if partition.is_under_way(end)]:
+                    continue
             del self._draining[consumer]
             on_drained, consumer.on_drained = consumer.on_drained, None
             left, consumer.credit = consumer.credit, 0

@@ -258,6 +258,17 @@ def test_a_confirm_waits_for_the_disk() -> None:
     assert [(each.name, each.values) for each in c.hear()] == [("basic.ack", (2, True))]
 
 
+def test_a_get_is_given_what_was_published_before_it_and_is_being_written() -> None:
+    """Lives found a queue that was empty though Declare-Ok had just counted a message."""
+    c = client()
+    c.declare("q")
+    assert c.publish("q", b"x", syncs=False) == []
+    assert c.say(1, "basic.get", "q", True, syncs=False) == []
+    (got,) = c.hear()
+    assert (got.name, got.body) == ("basic.get-ok", b"x")
+    assert c.get("q").name == "basic.get-empty"
+
+
 def test_a_full_queue_that_rejects_publishes_says_so() -> None:
     c = client()
     c.declare("q", arguments=table(x_max_length=1, x_overflow="reject-publish"))

@@ -164,6 +164,16 @@ def test_what_a_publisher_writes_as_deaths_harms_nobody() -> None:
     assert len(deaths_of(headers)) == MAX_DEATHS
 
 
+def test_a_queue_that_drops_its_head_refuses_nothing_while_letters_are_on_their_way() -> None:
+    """Of eight published together all but the first were refused: lives found it."""
+    c = client(x_max_length=1)
+    c.say(1, "confirm.select", False)
+    said = [each for number in range(8) for each in c.publish("q", b"%d" % number, syncs=False)] + c.hear()
+    assert not [each for each in said if each.name == "basic.nack"]
+    assert c.get("q").body == b"7"
+    assert sorted(c.get("d").body for _ in range(7)) == [b"%d" % number for number in range(7)]
+
+
 @pytest.mark.parametrize("limit", [{"x_max_length": 1}, {"x_max_length_bytes": 1}])
 def test_what_a_full_queue_refuses_goes_to_its_exchange(limit: dict[str, Any]) -> None:
     c = client(x_overflow="reject-publish-dlx", **limit)

@@ -186,7 +186,9 @@ class QueueLimits(TimeToLive):
 
     def can_drop(self, group: ConsumerGroup) -> bool:
         """Whether the oldest message of the group may be dropped to make room."""
-        if self._drops_to_dead_letters and group.leaving >= min(self._contents.config.max_depth, STEPS):
+        config = self._contents.config
+        most = STEPS if config.limits_count is LimitScope.READY else min(config.max_depth, STEPS)
+        if self._drops_to_dead_letters and group.leaving >= most:
             # The dead-letter queue does not take them, so that nothing would become less.
             return False
         if self._first_back(group) is not None or self._oldest(group) is not None:

@@ -289,6 +289,10 @@ class QueuePartition(SyncPoint):
         end = self.log.durable_offset if self._confirm_when_synced else self.log.next_offset
         self.visible_end = end if self.produced is None else self.produced.stable_end(end)
 
+    def is_under_way(self, end: int) -> bool:
+        """Whether messages below an offset are on their way to the disk, and nobody may see them before."""
+        return self._confirm_when_synced and self.failure is None and self.log.durable_offset < end
+
     def drop_before(self, offset: int) -> None:
         """Nobody needs what is below the offset any more; what a start has to read stays."""
         self.log.drop_before(offset if self.produced is None else min(offset, self.produced.covered))
