@@ -216,17 +216,11 @@ class DeliveryEncoder:
 
 
 def _template(delivery: Delivery) -> _Template | None:
-    """From the properties of a delivery, where message id and offset are what they usually are."""
+    """From the properties of a delivery, whose message id ends with the offset; None where they are very long."""
     pairs = delivery_properties(delivery)
     names = [name for name, _ in pairs]
-    offset = str(delivery.offset)
-    if names.count("message-id") != 1 or names.count("offset") != 1:
-        return None
     id_at, offset_at = names.index("message-id"), names.index("offset")
-    message_id = pairs[id_at][1]
-    if id_at > offset_at or not message_id.endswith(f":{offset}") or pairs[offset_at][1] != offset:
-        return None
-    id_prefix = message_id[: -len(offset)].encode()
+    id_prefix = pairs[id_at][1].removesuffix(str(delivery.offset)).encode()
     before_id = encode_user_properties(pairs[:id_at]) + b"\x26" + encode_string("message-id")
     between = encode_user_properties(pairs[id_at + 1 : offset_at]) + b"\x26" + encode_string("offset")
     after = encode_user_properties(pairs[offset_at + 1 :])

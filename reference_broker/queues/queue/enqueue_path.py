@@ -177,7 +177,8 @@ class EnqueuePath(ABC):
         expires_at = NEVER
         if message.expires_at or self._codec.ttl_s > 0:
             expires_at = self._codec.expiry(enqueued_at, message.expires_at)
-            self.limits.arm(expires_at)
+            if expires_at < self.limits.sweep_at:
+                self.limits.arm(expires_at)
         stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
         if lane != NORMAL or message.expires_at:
             if message.expires_at:
