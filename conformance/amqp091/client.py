@@ -183,6 +183,17 @@ class AmqpConnection(asyncio.Protocol):
     def send_heartbeat(self) -> None:
         self.send_bytes(encode_frame(HEARTBEAT.type, 0))
 
+    def stop_reading(self) -> None:
+        """Take nothing more from the network, until :meth:`go_on_reading`."""
+        self.ctx.transcript.add(self.name, "event", decoded="reads no more")
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        self.ctx.transcript.add(self.name, "event", decoded="reads again")
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def abort(self) -> None:
         """End the network connection without a word."""
         self.ctx.transcript.add(self.name, "event", decoded="dropped by the case")

@@ -231,6 +231,18 @@ def any_mechanism(patch: Patch) -> None:
     patch.wrap(AmqpConnection, "_on_start_ok", make)
 
 
+@mutant("amqp-no-channels-for-zero", "a client that names no most of channels may open none")
+def no_channels_for_zero(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def on_tune_ok(self: AmqpConnection, channel_max: int, *values: Any) -> None:
+            original(self, channel_max or self.config.channel_max, *values)
+            self._channel_max = channel_max
+
+        return on_tune_ok
+
+    patch.wrap(AmqpConnection, "_on_tune_ok", make)
+
+
 @mutant("amqp-any-password", "no password is wrong")
 def any_password(patch: Patch) -> None:
     patch.wrap(Authenticator, "decide", lambda original: lambda *arguments, **named: True)

@@ -20,7 +20,7 @@ from assay.reference_broker.amqp091.runs import Head
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
-from assay.reference_broker.queues import Delivery
+from assay.reference_broker.queues import Delivery, Outcome
 from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.routing.message import Message, changed
 
@@ -158,6 +158,21 @@ def prefetch_size_is_a_size_of_messages(patch: Patch) -> None:
 
     patch.wrap(Consuming, "qos", make_qos)
     patch.wrap(Consuming, "_deliver", make_deliver)
+
+
+@mutant("amqp-slow-readers-lose", "what a consumer has no room to be sent is dropped")
+def slow_readers_lose(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def deliver(self: Consuming, consumer: AmqpConsumer, delivery: Delivery) -> bool:
+            connection = self._channel.connection
+            if not connection.is_full:
+                return original(self, consumer, delivery)
+            connection.broker.settle_delivery(delivery, Outcome.ACCEPT, consumer, connection.broker.now, ignore)
+            return True
+
+        return deliver
+
+    patch.wrap(Consuming, "_deliver", make)
 
 
 @mutant("amqp-cancel-needs-a-consumer", "Cancel of a tag that nobody has is an error")

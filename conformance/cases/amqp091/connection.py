@@ -324,6 +324,32 @@ async def channel_max_above(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
+    "connection/channel-max-of-zero",
+    mutant="amqp-no-channels-for-zero",
+    clauses=("connection.tune-ok.channel-max.upper-limit",),
+    limit_s=10.0,
+)
+async def channel_max_zero(ctx: AmqpContext) -> None:
+    """A client that asks for a channel-max of 0, which is none, is cut off, or has as many channels as were offered.
+
+    Found in a client, which was cut off with no word. Where the connection opens, its first and its last channel do.
+    """
+    connection = await ctx.open_socket()
+    await connection.start()
+    connection.start_ok()
+    await connection.tuned(channel_max=0)
+    if not connection.tune["channel-max"]:
+        ctx.unsupported("its Tune names no most of channels")
+    connection.send("connection.open", virtual_host="/")
+    outcome = outcome_of(await connection.zero.receive("the end of the connection", ("connection.open-ok",)))
+    ctx.allow("connection.tune-ok.channel-max.upper-limit", outcome, "ok")
+    if outcome == "ok":
+        with ctx.own_point():
+            for number in (1, connection.tune["channel-max"]):
+                await connection.channel_numbered(number).call("channel.open")
+
+
+@amqp_case(
     "connection/frame-max-above-the-offer",
     mutant="amqp-any-tune-taken",
     clauses=("connection.tune-ok.frame-max.upper-limit",),

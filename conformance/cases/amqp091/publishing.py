@@ -145,3 +145,30 @@ async def priorities(ctx: AmqpContext) -> None:
         by_argument = await ctx.knows_argument("x-max-priority", -1)
         ctx.must(by_argument, "expected the message of priority 9 first; seen one of priority 0")
         ctx.should(False, "priorities count only in queues with x-max-priority")
+
+
+@amqp_case(
+    "basic/a-slow-reader-loses-nothing",
+    mutant="amqp-slow-readers-lose",
+    clauses=("sec.4.3.fairness", "sec.4.7.ordering", "sec.3.1.4.single-delivery"),
+    limit_s=15.0,
+)
+async def slow_reader(ctx: AmqpContext) -> None:
+    """A consumer that stops reading gets all of its messages, in their order, when it reads again; others do not wait.
+
+    Sixteen megabytes in 128 messages for a consumer without a prefetch; meanwhile another client sends and gets one.
+    """
+    slow, other = await ctx.channel(), await ctx.channel()
+    queue, own = await slow.queue(shared=True), await other.queue()
+    await slow.consume(queue, no_ack=True)
+    slow.connection.stop_reading()
+    for number in range(128):
+        other.publish("", queue, f"{number} ".encode() + b"x" * 125_000)
+    other.publish("", own, b"served")
+    with ctx.own_point():
+        await other.get_soon(own)
+    slow.connection.go_on_reading()
+    for number in range(128):
+        with ctx.own_point():
+            seen = int((await slow.delivery()).body.split(b" ")[0])
+        ctx.must(seen == number, f"expected message {number}; seen {seen}")

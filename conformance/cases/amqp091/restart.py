@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.wire.amqp091 import FRAME_MIN_BYTES, FRAME_OVERHEAD_BYTES
 
 _NEEDS = ("restart", "persistence")
 _PERSISTENT = {"delivery_mode": 2}
@@ -146,3 +147,66 @@ async def transactions(ctx: AmqpContext) -> None:
         seen = [(await channel.get_soon(queue)).body for _ in range(2)]
     ctx.must(seen == [b"1", b"2"], f"expected what was committed; seen {seen}")
     ctx.must(await channel.get(queue) is None, "expected nothing that was not committed; seen a message")
+
+
+@amqp_case(
+    "restart/twice",
+    mutant="amqp-messages-in-memory",
+    clauses=("basic.01", "rmq.confirm.persistent", "redelivered.implementation"),
+    requires=(*_NEEDS, "publisher_confirms"),
+    together=True,
+    limit_s=25.0,
+)
+async def twice(ctx: AmqpContext) -> None:
+    """A server that is killed twice has what was confirmed before each of them, and what came back in between.
+
+    Three persistent messages before the first, one of them delivered and not acknowledged then; three more before the
+    second, and one of the old ones is delivered again meanwhile. All six come, whatever their order.
+    """
+    queue = ""
+    for life in range(2):
+        channel = await ctx.channel()
+        queue = queue or await channel.queue(shared=True)
+        await channel.confirms()
+        for number in range(3):
+            channel.publish("", queue, f"{life}.{number}".encode(), properties=_PERSISTENT)
+        await channel.confirmed()
+        with ctx.own_point():
+            await channel.get_soon(queue, no_ack=False)
+        await ctx.restart()
+    channel = await ctx.channel()
+    with ctx.own_point():
+        seen = sorted([(await channel.get_soon(queue)).body for _ in range(6)])
+    wanted = [f"{life}.{number}".encode() for life in range(2) for number in range(3)]
+    ctx.must(seen == wanted, f"expected what was confirmed in both lives; seen {seen}")
+
+
+@amqp_case(
+    "restart/bodies-of-several-frames",
+    mutant="amqp-second-part-lost",
+    kills=("amqp-messages-in-memory",),
+    clauses=("basic.01", "sec.3.1.1.body-unmodified", "rmq.confirm.persistent"),
+    requires=(*_NEEDS, "publisher_confirms"),
+    together=True,
+    limit_s=15.0,
+)
+async def bodies(ctx: AmqpContext) -> None:
+    """Persistent bodies around the sizes of frames, and one of a megabyte, are whole after a restart.
+
+    The client agrees on frames of 4096 bytes; none, one byte, and one byte less and more than one and two frames hold.
+    """
+    channel = await ctx.channel(frame_max=FRAME_MIN_BYTES)
+    queue = await channel.queue(shared=True)
+    await channel.confirms()
+    room = FRAME_MIN_BYTES - FRAME_OVERHEAD_BYTES
+    sizes = (0, 1, *(frames * room + more for frames in (1, 2) for more in (-1, 0, 1)), 1_000_000)
+    sent = [ctx.rng.randbytes(size) for size in sizes]
+    for body in sent:
+        channel.publish("", queue, body, properties=_PERSISTENT)
+    await channel.confirmed()
+    await ctx.restart()
+    channel = await ctx.channel(frame_max=FRAME_MIN_BYTES)
+    for body in sent:
+        with ctx.own_point():
+            event = await channel.get_soon(queue)
+        ctx.must(event.body == body, f"expected a body of {len(body)} bytes as it was; seen {len(event.body)} bytes")
