@@ -17,7 +17,6 @@ from assay.reference_broker.amqp091 import consuming, declarations, publishing, 
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.connection import AmqpConnection, Phase
 from assay.reference_broker.amqp091.consuming import Consuming
-from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.topology.exchanges import DEFAULT_EXCHANGE
 from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, HEARTBEAT
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
@@ -178,28 +177,26 @@ def heartbeats_between(patch: Patch) -> None:
     freedom="confirm: multiple is the server's choice, and so is the order in which messages are confirmed",
 )
 def confirms_one_by_one(patch: Patch) -> None:
-    waiting: WeakKeyDictionary[Publishing, dict[int, bool]] = WeakKeyDictionary()
+    confirmed: WeakKeyDictionary[AmqpConnection, dict[int, set[int]]] = WeakKeyDictionary()
 
-    def make_answer(_original: Callable[..., None]) -> Callable[..., None]:
-        def answer(self: Publishing, tag: int, *, failed: bool) -> None:
-            waiting.setdefault(self, {})[tag] = failed
-            self._channel.connection.flush_later(self._channel)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def send_method(self: AmqpConnection, channel: int, name: str, *values: Any) -> None:
+            known = confirmed.setdefault(self, {})
+            if name == "channel.open-ok":
+                known.pop(channel, None)
+            if name not in ("basic.ack", "basic.nack"):
+                original(self, channel, name, *values)
+                return
+            tag, multiple, *rest = values
+            done = known.setdefault(channel, set())
+            tags = [each for each in range(1, tag + 1) if each not in done] if multiple else [tag]
+            done.update(tags)
+            for each in reversed(tags):
+                original(self, channel, name, each, False, *rest)
 
-        return answer
+        return send_method
 
-    def make_flush(_original: Callable[..., None]) -> Callable[..., None]:
-        def flush(self: Publishing) -> None:
-            answered = waiting.pop(self, {})
-            if self._channel.is_open:
-                for tag in sorted(answered, reverse=True):
-                    self._channel.send(
-                        *(("basic.nack", tag, False, False) if answered[tag] else ("basic.ack", tag, False))
-                    )
-
-        return flush
-
-    patch.wrap(Publishing, "_answer", make_answer)
-    patch.wrap(Publishing, "flush", make_flush)
+    patch.wrap(AmqpConnection, "send_method", make)
 
 
 _OTHER_CODES: Mapping[str, tuple[Reply, bool]] = {
