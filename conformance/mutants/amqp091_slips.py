@@ -123,8 +123,8 @@ _ROWS: dict[str, Row] = {
         "what a queue refuses is confirmed, if what was published before has been confirmed",
         Publishing,
         "flush",
-        "if answered.get(last) is False:",
-        "if last in answered:",
+        "if first == self._floor and not failed:",
+        "if first == self._floor and (not failed or since):",
     ),
     "amqp-returns-without-properties": (
         "what comes back has no properties",
@@ -145,8 +145,8 @@ _ROWS: dict[str, Row] = {
         "recover does not return what came by Get",
         Consuming,
         "recover_async",
-        "for tag, held in taken:",
-        "for tag, held in [each for each in taken if each[1].consumer.tag]:",
+        "self._settle_for_good(",
+        "taken = [each for each in taken if each[1].consumer.tag]\n    self._settle_for_good(",
     ),
     "amqp-gets-are-all-like-the-first": (
         "a second Get from a queue needs an acknowledgement if the first did, whatever it says",
