@@ -28,10 +28,12 @@ class _Bent:
 
         pick = chance.choice
         self.quorum = some("amqp-delivery-limit", 6)
-        self.exchanges = pick((0, 0, 1, 2, 3))
+        self.ways = pick((False, False, True))
+        """More of exchanges and bindings, which are made and undone."""
+        self.exchanges = pick((2, 3)) if self.ways else pick((0, 0, 1, 2, 3))
         kinds = ["direct", "fanout", *(kind for kind in ("topic", "headers") if can.get(f"amqp-{kind}", False))]
         self.kinds = chance.sample(kinds, pick((1, 2)))
-        self.alternate, self.internal = some("amqp-alternate"), some("amqp-internal", 4)
+        self.alternate, self.internal = some("amqp-alternate", 1 if self.ways else 3), some("amqp-internal", 4)
         self.between = some("exchange_exchange_bindings", 2)
         self.expires = some("amqp-ttl", 4)
         self.queue_expires = some("amqp-expires", 4) and bool(can.get("clock", False))
@@ -196,7 +198,7 @@ class _Draw:
         channel = where["channel"]
         kinds = "ppppppssssssccgggglx" + "b" * 3 * bent.bursts + "m" * 2 * bent.mistakes + "t" * 2 * bent.clock
         kinds += "TTTR" * bent.transactions + "i" * bool(bent.exchanges) + "u" * bool(binds) + "r" * bent.recovers
-        kinds += "kqPDde"
+        kinds += "kqPDde" + "iiiuuuuppppp" * bent.ways
         match pick(kinds):
             case "p":
                 return self.publish()
@@ -259,7 +261,7 @@ class _Draw:
         binds: list[plan.Bind] = []
         for number in range(self.queues):
             yield plan.Declare(channel=self._chance.randrange(self.channels), queue=number)
-        for _ in range(bent.exchanges * 2):
+        for _ in range(bent.exchanges * (4 if bent.ways else 2)):
             binds.append(self.bind())
             yield binds[-1]
         for _ in range(self._chance.randint(1, 5)):

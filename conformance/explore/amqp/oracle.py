@@ -497,7 +497,18 @@ class Oracle:
                 copy.letters = []  # a circle ends here
             if self._enqueue(letter) is not False:
                 made.append(letter)
+                self._take_places(target)
         return made
+
+    def _take_places(self, queue: Queue) -> None:
+        """A letter may be ahead of what was published before it, and is not yet confirmed: that may be refused now."""
+        if not queue.plan.overflow.startswith("reject"):
+            return
+        for publication in [each for link in self.links for each in link.open_publishes]:
+            for copy in publication.copies:
+                if copy.queue is queue and not copy.sure:
+                    copy.likely, copy.may_be_refused = False, True
+                    publication.accepted = None if publication.accepted else publication.accepted
 
     def expire(self) -> None:
         """What has become of messages whose time is over: at the head of a queue they go."""

@@ -370,6 +370,17 @@ def test_what_is_held_may_count_for_a_limit() -> None:
         bench.publish(link, confirmed=accepted)
 
 
+def test_a_letter_may_take_the_last_place_from_what_was_published_before_it() -> None:
+    for accepted in (True, False):
+        bench = Bench(QueuePlan(max_length=1, overflow="reject-publish"), QueuePlan(letters=-1, letter_queue=0))
+        link, other = bench.link("confirm"), bench.link("confirm")
+        message = bench.publish(other, 1, confirmed=True)
+        tag = bench.get(other, message, 1)
+        bench.publish(link)
+        bench.settle(other, tag, "reject")
+        bench.oracle.confirmed(link, 1, multiple=False, accepted=accepted)
+
+
 def test_a_rejected_message_must_become_a_letter_that_tells_so() -> None:
     bench = Bench(QueuePlan(letters=-1, letter_queue=1), QueuePlan())
     link = bench.link("confirm")
