@@ -40,6 +40,8 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     crash, so that the drain proves something."""
     shows_without_power: bool = False
     """What it did to the disk shows once the machine was off: such a schedule ends with a loss of power."""
+    delays_the_disk: bool = False
+    """What is not done while it lasts shows only where the machine ends meanwhile."""
 
 
 _REVEALING: Final = 4.0
@@ -100,9 +102,11 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
     FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
     FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, shows_without_power=True),
-    FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4),
+    FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4, delays_the_disk=True),
     FaultKind.SLOW_DISK: FaultDraw(
-        for_s=Spread(0.05, 3.0), parameters={"latency_ms": Spread(5, 1_500), "jitter_ms": PartOf("latency_ms")}
+        for_s=Spread(0.05, 3.0),
+        parameters={"latency_ms": Spread(5, 1_500), "jitter_ms": PartOf("latency_ms")},
+        delays_the_disk=True,
     ),
     FaultKind.LOST_WRITE: FaultDraw(
         for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.5, shows_without_power=True
@@ -115,7 +119,8 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     ),
     FaultKind.CLOCK_JUMP: FaultDraw(
         for_s=None,
-        parameters={"by_s": Among((-86_400.0, -60.0, -5.0, -2.0, -0.5, *_BY_A_TIMEOUT_S, 60.0, 86_400.0))},
+        parameters={"by_s": Among((-86_400.0, -60.0, -2.0, -0.5, *_BY_A_TIMEOUT_S, 60.0, 86_400.0))},
+        weight=2.5,
         needs_restart=True,
     ),
     FaultKind.CLOCK_RATE: FaultDraw(

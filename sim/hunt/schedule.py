@@ -49,6 +49,8 @@ _WITHIN: Final = 0.25
 """Chance that a fault comes while another lasts: what a slow or lying disk has not done, only an end then shows."""
 _BACKLOG: Final = 0.3
 """Chance that messages pile up before the broker ends: of those that everybody had settled none can be missed."""
+_REVEALED: Final = 0.4
+"""Chance that the machine ends while its disk is slow."""
 _BACKLOG_S: Final = Spread(0.03, 0.6)
 _VARIED: Final = 0.5
 """Chance to aim at the run that reached the most that its family had not, where that is not the first."""
@@ -191,7 +193,7 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
         fault = _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S)
         if _fits(fault, faults, FAULT_DRAWS[kind]):
             faults.append(fault)
-            faults += _backlog(rng, fault, faults, span_s + _HEAL_S)
+            faults += _companions(rng, fault, faults, span_s + _HEAL_S)
             aims.append(f"{kind.value} at a {moment.value}")
     return Schedule(
         number=number,
@@ -243,7 +245,7 @@ class _Chaos:
                 fault = _fault(rng, kind, self._moment_s(windows), self._scenario, self._span_s + _HEAL_S)
                 if _fits(fault, self._faults, row):
                     self._faults.append(fault)
-                    self._faults += _backlog(rng, fault, self._faults, self._span_s + _HEAL_S)
+                    self._faults += _companions(rng, fault, self._faults, self._span_s + _HEAL_S)
                     break
         return self._faults
 
@@ -279,6 +281,16 @@ def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario,
     for name, values in row.parameters.items():
         fields[name] = values.draw(rng, fields)
     return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": rng.choice(targets), **fields}, Fault)
+
+
+def _companions(rng: random.Random, fault: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
+    """What a fault needs beside it to show."""
+    wanted, share, down_s = rng.random() < _REVEALED, rng.random(), Spread(0.001, 0.5).draw(rng, {})
+    if wanted and FAULT_DRAWS[fault.kind].delays_the_disk:
+        at_s = round(fault.at_s + share * fault.for_s, 6)
+        off = Fault(at_s=at_s, kind=FaultKind.POWER_LOSS, for_s=min(down_s, healed_s - at_s), target=fault.target)
+        return [off] if off.for_s > 0 and _fits(off, others, FAULT_DRAWS[off.kind]) else []
+    return _backlog(rng, fault, others, healed_s)
 
 
 def _backlog(rng: random.Random, fault: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
