@@ -105,7 +105,8 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4, delays_the_disk=True),
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0),
-        parameters={"latency_ms": Spread(5, 1_500), "jitter_ms": PartOf("latency_ms")},
+        parameters={"latency_ms": Spread(30, 2_000), "jitter_ms": PartOf("latency_ms")},
+        weight=2.0,
         delays_the_disk=True,
     ),
     FaultKind.LOST_WRITE: FaultDraw(
