@@ -83,14 +83,7 @@ WHOLE = AmqpLife(
 BUGS = {
     "amqp-never-redelivered": {"redelivered-flag-missing"},
     "amqp-requeue-ignored": {"message-lost", "undelivered"},
-    "amqp-multiple-stops-short": {
-        "settled-message-comes-again",
-        "figures",
-        "message-lost",
-        "delivered-while-held",
-        "undelivered",
-        "channel-closed",
-    },
+    "amqp-direct-unbound-with-its-neighbours": {"connection-ended", "message-lost", "return", "return-missing"},
     "amqp-unbound-is-remembered": {"never-routed-there", "return-missing", "return-after-its-confirm"},
 }
 """Mutant to the kinds of finding that it is."""
