@@ -264,6 +264,8 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     expires_after_s: float = 300.0
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
+    declared_as: str = ""
+    """What a protocol keeps of its declaration, for itself."""
 
     def __post_init__(self) -> None:
         if self.ordering is Ordering.STRICT:

@@ -136,6 +136,7 @@ RULES: dict[str, tuple[str, ...]] = {
         ROUTING,
         STORAGE,
         MQTT,
+        AMQP091,
         CONFIG,
         TRACE,
         "conformance.checkers",

@@ -351,6 +351,6 @@ def content_given_up(patch: Patch) -> None:
     patch.rewrite(
         Channel,
         "_on_frame",
-        'raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6")',
+        'raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6.interleave")',
         "self._content = None",
     )

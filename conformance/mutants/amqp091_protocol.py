@@ -107,14 +107,14 @@ _ROWS: dict[str, Row] = {
         "heartbeats are taken on any channel",
         Channel,
         "_on_frame",
-        'raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule="sec.4.2.7")',
+        'raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule=HEARTBEAT_CHANNEL)',
         "return",
     ),
     "amqp-stray-content-passes": (
         "content without a method is passed over",
         Channel,
         "_on_frame",
-        'raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6")',
+        'raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6.bad-content")',
         "return",
     ),
     "amqp-frame-ends-unseen": (

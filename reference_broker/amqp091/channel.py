@@ -13,7 +13,7 @@ from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
-from assay.reference_broker.amqp091.wire.frames import FrameType
+from assay.reference_broker.amqp091.wire.frames import HEARTBEAT_CHANNEL, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueError, QueueErrorCode
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from assay.reference_broker.amqp091.service import Amqp091
 
 _REPLIES: Final = {
-    QueueErrorCode.UNKNOWN_QUEUE: Reply.NOT_FOUND,
-    QueueErrorCode.BAD_CURSOR: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.BAD_ADDRESS: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.BAD_OPTION: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.EXISTS: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.IN_USE: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.NOT_ALLOWED: Reply.ACCESS_REFUSED,
-    QueueErrorCode.TOO_LARGE: Reply.CONTENT_TOO_LARGE,
-    QueueErrorCode.FULL: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.QUOTA: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.LIMIT: Reply.PRECONDITION_FAILED,
-    QueueErrorCode.NOT_PENDING: Reply.PRECONDITION_FAILED,
+    QueueErrorCode.UNKNOWN_QUEUE: (Reply.NOT_FOUND, "queue.declare.passive.passive"),
+    QueueErrorCode.BAD_ADDRESS: (Reply.PRECONDITION_FAILED, "queue.declare.queue.syntax"),
+    QueueErrorCode.BAD_OPTION: (Reply.PRECONDITION_FAILED, "rmq.x-queue-type"),
+    QueueErrorCode.EXISTS: (Reply.PRECONDITION_FAILED, "rmq.redeclare.equivalence"),
+    QueueErrorCode.IN_USE: (Reply.PRECONDITION_FAILED, "queue.delete.if-unused.in-use"),
+    QueueErrorCode.NOT_ALLOWED: (Reply.ACCESS_REFUSED, "connection.open.virtual-host.security"),
+    QueueErrorCode.TOO_LARGE: (Reply.CONTENT_TOO_LARGE, "rmq.max-message-size"),
+    QueueErrorCode.FULL: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
+    QueueErrorCode.QUOTA: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),
+    QueueErrorCode.LIMIT: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),
+    QueueErrorCode.NOT_PENDING: (Reply.PRECONDITION_FAILED, "delivery-tag.channel-local"),
+    QueueErrorCode.BAD_CURSOR: (Reply.PRECONDITION_FAILED, "rmq.x-queue-type"),
 }
-"""What the engine refuses, as a reply; the rest is an internal error."""
+"""What the engine refuses, as a reply with its rule; the rest is an internal error."""
 
 
 def reply_to(error: QueueError) -> AmqpError:
     """What a client is told of what the engine refused."""
-    return AmqpError(_REPLIES.get(error.code, Reply.INTERNAL_ERROR), error.text)
+    code, rule = _REPLIES.get(error.code, (Reply.INTERNAL_ERROR, ""))
+    return AmqpError(code, error.text, rule=rule)
 
 
 class _Content:
@@ -111,13 +112,13 @@ class Channel:
         content = self._content
         if kind == FrameType.METHOD:
             if content is not None:
-                raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6")
+                raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6.interleave")
             method, values = decode_method(payload)
             self._on_method(method, values, now)
         elif kind == FrameType.HEARTBEAT:
-            raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule="sec.4.2.7")
+            raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule=HEARTBEAT_CHANNEL)
         elif content is None:
-            raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6")
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6.bad-content")
         elif kind == FrameType.HEADER:
             self._on_header(content, payload, now)
         else:
@@ -125,23 +126,23 @@ class Channel:
 
     def _on_header(self, content: _Content, payload: bytes, now: float) -> None:
         if content.properties is not None:
-            raise AmqpError(Reply.UNEXPECTED_FRAME, "a second content header", rule="sec.4.2.6")
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "a second content header", rule="sec.4.2.6.bad-content")
         size, content.properties = decode_header(payload)
         most = self.connection.config.max_message_bytes
         if size > most:
             text = f"a message of {size} bytes, where {most} are the most"
-            raise AmqpError(Reply.CONTENT_TOO_LARGE, text)
+            raise AmqpError(Reply.CONTENT_TOO_LARGE, text, rule="rmq.max-message-size")
         content.size = content.left = size
         if not size:
             self._on_content(content, now)
 
     def _on_body(self, content: _Content, payload: bytes, now: float) -> None:
         if content.properties is None:
-            raise AmqpError(Reply.UNEXPECTED_FRAME, "a body without a content header", rule="sec.4.2.6")
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "a body without a content header", rule="sec.4.2.6.bad-content")
         content.left -= len(payload)
         if content.left < 0:
             text = f"a body of more than the {content.size} bytes that its header announced"
-            raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.6.bad-content")
+            raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.6.body-overflow")
         content.parts.append(payload)
         self.connection.content_bytes += len(payload)
         if not content.left:
@@ -222,7 +223,12 @@ class Channel:
         self.publishing.flush()
         self.send("channel.close", int(error.code), error.reply_text, error.class_id, error.method_id)
         self.is_closing = True
+        waiting, self._waiting = self._waiting, None
         self.end(now)
+        if waiting is not None:
+            # Passed over as well, but for a close and what follows it.
+            self._waiting = waiting
+            self._go_on()
 
     def _on_frame_while_closing(self, kind: int, payload: bytes) -> None:
         if kind != FrameType.METHOD:
@@ -240,7 +246,7 @@ class Channel:
 
     def _go_on(self) -> None:
         """It is answered."""
-        waiting, self._waiting = self._waiting, None
+        waiting, self._waiting = self._waiting or deque(), None
         connection = self.connection
         now = connection.broker.now
         try:
@@ -252,6 +258,8 @@ class Channel:
             if waiting:
                 connection.take_back(self.number, waiting, now)
         except AmqpError as error:
+            # Nobody handles the others any more.
+            connection.count_waiting(-sum([len(payload) for _, payload in waiting]))
             connection.fail(error, now)
 
     def _wait_behind(self, frames: deque[tuple[int, bytes]]) -> None:
@@ -270,7 +278,6 @@ class Channel:
         def answered(name: str | AmqpError | None, *values: Any) -> None:
             if self.is_open:
                 if isinstance(name, AmqpError):
-                    self._waiting = None
                     self.fail(name, self.connection.broker.now)
                     return
                 if name is not None:

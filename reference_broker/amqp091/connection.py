@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091.channel import Channel
-from assay.reference_broker.amqp091.login import READERS, Credentials, bad_response
+from assay.reference_broker.amqp091.login import NOT_LOGGED_IN, READERS, Credentials, bad_response
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, read_acks, read_alike
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
     FRAME_MIN_BYTES,
     HEARTBEAT,
+    HEARTBEAT_CHANNEL,
     PROTOCOL_HEADER,
     Frame,
     FrameType,
@@ -53,6 +54,7 @@ MAX_GETS: Final = 64
 _METHOD: Final = bytes((FrameType.METHOD,))
 _RUNS: Final = frozenset((PUBLISH.ids, ACK.ids, GET.ids))
 _PRODUCT: Final = "Assay"
+_NO_HOST: Final = "connection.open.virtual-host.security"
 
 
 class Phase(Enum):
@@ -160,6 +162,16 @@ class AmqpConnection(Connection):
             return True
         return self.is_pressed or self.unconfirmed > MAX_UNCONFIRMED or self._waiting_bytes > MAX_WAITING_BYTES
 
+    @property
+    def is_running(self) -> bool:
+        """It is open, and not closing."""
+        return self.phase is Phase.RUNNING
+
+    @property
+    def has_heartbeats(self) -> bool:
+        """A silent peer is cut."""
+        return self._heartbeat_s > 0
+
     def receive(self, data: bytes, now: float) -> None:
         if self.phase is Phase.OVER:
             return
@@ -196,7 +208,12 @@ class AmqpConnection(Connection):
     def interrupt_login(self, now: float) -> None:
         if self._check is not None or self._scram is not None:
             self._drop_check()
-            self.fail(AmqpError(Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", hard=True), now)
+            self.fail(
+                AmqpError(
+                    Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", rule=NOT_LOGGED_IN, hard=True
+                ),
+                now,
+            )
 
     def rules_changed(self, now: float) -> None:
         """Who has another user or tenant now connects anew; a channel that reads what it may no more closes."""
@@ -259,9 +276,13 @@ class AmqpConnection(Connection):
         """On all channels, those that get one at a time included."""
         return sum([channel.consuming.count for channel in self.channels.values()])
 
-    def take_back(self, number: int, frames: Iterable[tuple[int, bytes]], now: float) -> None:
-        """Handle frames of a channel that waited when it was closed: another may have begun with them."""
-        for kind, payload in frames:
+    def take_back(self, number: int, frames: deque[tuple[int, bytes]], now: float) -> None:
+        """Handle frames of a channel that waited when it was closed: another may have begun with them.
+
+        Raises :class:`AmqpError`; those that are left then nobody handles.
+        """
+        while frames:
+            kind, payload = frames.popleft()
             self.count_waiting(-len(payload))
             if self.phase in (Phase.RUNNING, Phase.CLOSING):
                 self._on_frame(Frame(kind, number, payload), now)
@@ -410,18 +431,18 @@ class AmqpConnection(Connection):
             if kind == FrameType.METHOD:
                 self._on_connection_method(*decode_method(payload), now)
             elif kind != FrameType.HEARTBEAT:
-                raise AmqpError(Reply.UNEXPECTED_FRAME, "content on channel 0", rule="sec.4.2.3")
+                raise AmqpError(Reply.UNEXPECTED_FRAME, "content on channel 0", rule="sec.4.2.6.1.channel-zero")
             elif payload:
-                raise AmqpError(Reply.FRAME_ERROR, "a heartbeat with a payload", rule="sec.4.2.7")
+                raise AmqpError(Reply.FRAME_ERROR, "a heartbeat with a payload", rule=HEARTBEAT_CHANNEL)
             return
         if self.phase is not Phase.RUNNING:
-            raise AmqpError(Reply.UNEXPECTED_FRAME, "the connection is not open yet", rule="sec.2.2.4")
+            raise AmqpError(Reply.UNEXPECTED_FRAME, "the connection is not open yet", rule="sec.2.2.4.pre-open-error")
         channel = self.channels.get(number)
         if channel is not None:
             channel.on_frame(kind, payload, now)
             return
         if kind == FrameType.HEARTBEAT:
-            raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {number}", rule="sec.4.2.7")
+            raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {number}", rule=HEARTBEAT_CHANNEL)
         self._on_new_channel(kind, number, payload, now)
 
     def _on_new_channel(self, kind: int, number: int, payload: bytes, now: float) -> None:
@@ -455,7 +476,12 @@ class AmqpConnection(Connection):
     def _on_connection_method(self, method: Method, values: list[Any], now: float) -> None:
         try:
             if method.class_id != _CONNECTION:
-                raise AmqpError(Reply.COMMAND_INVALID, f"{method.name} on channel 0", rule="sec.2.2.4", hard=True)
+                raise AmqpError(
+                    Reply.COMMAND_INVALID,
+                    f"{method.name} on channel 0",
+                    rule="sec.4.2.3.nonconnection-on-zero",
+                    hard=True,
+                )
             name = method.name
             if name == "connection.close":
                 # Clients write what other channels have behind it.
@@ -465,7 +491,9 @@ class AmqpConnection(Connection):
             elif self.phase is Phase.RUNNING:
                 self._on_running_method(name, values)
             elif name != _NEXT.get(self.phase):
-                raise AmqpError(Reply.COMMAND_INVALID, f"{name} while {self.phase.value}", rule="sec.2.2.4")
+                raise AmqpError(
+                    Reply.COMMAND_INVALID, f"{name} while {self.phase.value}", rule="sec.2.2.4.pre-open-error"
+                )
             elif self.phase is Phase.START:
                 self._on_start_ok(*[*values, now])
             elif self.phase is Phase.SECURE:
@@ -483,7 +511,7 @@ class AmqpConnection(Connection):
             # Its user is who it was; what it may do is looked up when it connects.
             self.send_method(0, "connection.update-secret-ok")
         elif name not in ("connection.blocked", "connection.unblocked"):
-            raise AmqpError(Reply.COMMAND_INVALID, f"{name} on an open connection", rule="sec.2.2.4")
+            raise AmqpError(Reply.COMMAND_INVALID, f"{name} on an open connection", rule="grammar.connection")
 
     def _on_start_ok(self, properties: Table, mechanism: str, response: bytes, _locale: str, now: float) -> None:
         self.client_properties = properties
@@ -493,7 +521,8 @@ class AmqpConnection(Connection):
             self.capabilities = frozenset(str(name.value) for name, value in pairs if value.value is True)
         try:
             if mechanism.encode() not in self._mechanisms():
-                raise AmqpError(Reply.ACCESS_REFUSED, f"the mechanism {mechanism[:40]!r} is not offered", hard=True)
+                text = f"the mechanism {mechanism[:40]!r} is not offered"
+                raise AmqpError(Reply.ACCESS_REFUSED, text, rule=NOT_LOGGED_IN, hard=True)
             if self._arrival.certificate_name is not None:
                 self._logged_in(self._arrival.certificate_name, self._arrival.certificate_name)
                 return
@@ -518,7 +547,9 @@ class AmqpConnection(Connection):
         """
         scram = self._scram
         if scram is None:
-            raise AmqpError(Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", hard=True)
+            raise AmqpError(
+                Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", rule=NOT_LOGGED_IN, hard=True
+            )
         challenge = b""
         if scram.state is ScramState.DONE:
             if response:
@@ -530,7 +561,9 @@ class AmqpConnection(Connection):
             try:
                 challenge = scram.step(response)
             except ScramError as error:
-                raise AmqpError(Reply.ACCESS_REFUSED, f"login was refused: {error}", hard=True) from error
+                raise AmqpError(
+                    Reply.ACCESS_REFUSED, f"login was refused: {error}", rule=NOT_LOGGED_IN, hard=True
+                ) from error
         self.phase = Phase.SECURE
         self.send_method(0, "connection.secure", challenge)
 
@@ -542,12 +575,14 @@ class AmqpConnection(Connection):
             try:
                 self._check = authenticator.check(name, credentials.password, lambda right: self._checked(name, right))
             except CheckQueueFullError:
-                raise AmqpError(Reply.ACCESS_REFUSED, "too many passwords wait to be checked", hard=True) from None
+                raise AmqpError(
+                    Reply.ACCESS_REFUSED, "too many passwords wait to be checked", rule=NOT_LOGGED_IN, hard=True
+                ) from None
             self.phase = Phase.VERIFYING
         elif allowed:
             self._logged_in(verified, name)
         else:
-            raise AmqpError(Reply.ACCESS_REFUSED, "login was refused", hard=True)
+            raise AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True)
 
     def _checked(self, name: str, right: bool) -> None:
         self._check = None
@@ -557,7 +592,7 @@ class AmqpConnection(Connection):
             self._logged_in(name, name)
             self._consume(now)
         else:
-            self._refuse_login(AmqpError(Reply.ACCESS_REFUSED, "login was refused", hard=True), now)
+            self._refuse_login(AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True), now)
         self.rouse()
 
     def _logged_in(self, verified: str | None, name: str) -> None:
@@ -607,10 +642,10 @@ class AmqpConnection(Connection):
     def _on_open(self, name: str, now: float) -> None:
         vhost = self.service.vhost(name, self.tenant)
         if vhost is None:
-            raise AmqpError(Reply.NOT_ALLOWED, f"there is no vhost '{name[:80]}' for this user", rule="connection.open")
+            raise AmqpError(Reply.NOT_ALLOWED, f"there is no vhost '{name[:80]}' for this user", rule=_NO_HOST)
         if self.broker.tenants is not None:
             if self.broker.tenants.is_full(self.username, self.client_id, None):
-                raise AmqpError(Reply.NOT_ALLOWED, "the tenant of this client has no connection left")
+                raise AmqpError(Reply.NOT_ALLOWED, "the tenant of this client has no connection left", rule=_NO_HOST)
             self.broker.tenants.connected(self)
         self.vhost = vhost
         self.phase = Phase.RUNNING
@@ -640,7 +675,7 @@ class AmqpConnection(Connection):
         if self.phase is Phase.OVER:
             return
         if now - self._received_at > 2 * self._heartbeat_s and not self.wants_pause:
-            self.error = AmqpError(Reply.CONNECTION_FORCED, "no heartbeat came", rule="sec.4.2.7")
+            self.error = AmqpError(Reply.CONNECTION_FORCED, "no heartbeat came", rule="sec.4.2.7.heartbeat-miss")
             self.cut = True
             self._end(now)
             return

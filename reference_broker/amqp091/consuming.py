@@ -203,7 +203,7 @@ class Consuming:
 
     def qos(self, size: int, count: int, of_channel: bool, _now: float) -> None:
         if size:
-            raise AmqpError(Reply.NOT_IMPLEMENTED, f"prefetch_size!=0 ({size})", rule="basic.qos.prefetch-size")
+            raise AmqpError(Reply.NOT_IMPLEMENTED, f"prefetch_size!=0 ({size})", rule="rmq.qos.prefetch-size")
         if of_channel:
             self._channel_prefetch = count
         else:
@@ -227,7 +227,7 @@ class Consuming:
         name = named_queue(channel, queue)
         if tag in self._consumers or (self.replies is not None and tag == self.replies.tag):
             text = f"attempt to reuse consumer tag '{tag[:80]}'"
-            raise AmqpError(Reply.NOT_ALLOWED, text, rule="basic.consume.consumer-tag")
+            raise AmqpError(Reply.NOT_ALLOWED, text, rule="basic.consume.consumer-tag.01")
         if name == REPLY_TO:
             parse_consumer(arguments, now, is_stream=False)
             tag = tag or self._new_tag()
@@ -243,7 +243,7 @@ class Consuming:
             self._check_stream(name, no_ack=no_ack)
         if use.is_exclusive or (exclusive and use.consumers):
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
-            raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
+            raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive.01")
         tag = tag or self._new_tag()
         consumer = AmqpConsumer(channel, record, tag, self._new_name(), no_ack=no_ack)
         consumer.is_exclusive = exclusive
@@ -342,7 +342,7 @@ class Consuming:
             raise AmqpError(Reply.NOT_IMPLEMENTED, f"a get of the stream '{name[:80]}'", rule="rmq.x-queue-type")
         if use.is_exclusive:
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
-            raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive")
+            raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive.01")
         getter = self._getters.get(name)
         if getter is None or getter.record is not record or not getter.consumer or not getter.consumer.active:
             getter = self._getters[name] = AmqpConsumer(channel, record, "", self._new_name(), no_ack=no_ack)

@@ -186,9 +186,9 @@ def queue_delete(channel: Channel, queue: str, if_unused: bool, if_empty: bool, 
     ready = service.ready_count(vhost, name)
     where = f"queue '{name[:80]}' in vhost '{vhost.name}'"
     if if_unused and service.consumer_count(vhost, name):
-        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} in use", rule="queue.delete.if-unused")
+        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} in use", rule="queue.delete.if-unused.in-use")
     if if_empty and ready:
-        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} not empty", rule="queue.delete.if-empty")
+        raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} not empty", rule="queue.delete.if-empty.not-empty")
     answer = channel.answer_later()
 
     def deleted() -> None:
@@ -205,7 +205,7 @@ def named_queue(channel: Channel, queue: str) -> str:
     """The queue that a name stands for; none stands for the last one declared on the channel (queue.bind, ...)."""
     name = stripped(queue) or channel.last_queue
     if not name:
-        raise AmqpError(Reply.NOT_FOUND, "no queue was declared on this channel", rule="queue.bind.queue-known")
+        raise AmqpError(Reply.NOT_FOUND, "no queue was declared on this channel", rule="queue.bind.queue.queue-known")
     return name
 
 

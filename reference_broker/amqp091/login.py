@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from assay.reference_broker.amqp091.wire.fields import Reader
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+
+NOT_LOGGED_IN: Final = "connection.start-ok.mechanism.validity"
+"""Rule of all that a login fails for."""
 
 
 class Credentials(NamedTuple):
@@ -14,7 +17,7 @@ class Credentials(NamedTuple):
 
 
 def bad_response(mechanism: str) -> AmqpError:
-    return AmqpError(Reply.ACCESS_REFUSED, f"the response is none of {mechanism}", hard=True)
+    return AmqpError(Reply.ACCESS_REFUSED, f"the response is none of {mechanism}", rule=NOT_LOGGED_IN, hard=True)
 
 
 def read_plain(response: bytes) -> Credentials:
@@ -27,7 +30,7 @@ def read_plain(response: bytes) -> Credentials:
     except UnicodeDecodeError:
         raise bad_response("PLAIN") from None
     if acted_for not in ("", username):
-        raise AmqpError(Reply.ACCESS_REFUSED, "nobody acts for another here", hard=True)
+        raise AmqpError(Reply.ACCESS_REFUSED, "nobody acts for another here", rule=NOT_LOGGED_IN, hard=True)
     return Credentials(username, parts[2])
 
 

@@ -30,7 +30,7 @@ def expiration_ms(properties: BasicProperties) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) < 1 << 32):
         problem = f"invalid expiration '{text[:40]}': a number of milliseconds below 4294967296 is expected"
-        raise AmqpError(Reply.PRECONDITION_FAILED, problem, rule="rmq.expiration.invalid")
+        raise AmqpError(Reply.PRECONDITION_FAILED, problem, rule="rmq.publish.expiration")
     return int(text)
 
 

@@ -29,6 +29,22 @@ _UNITS_S: Final = {"Y": 31_536_000, "M": 2_592_000, "W": 604_800, "D": 86_400, "
 _NO_LIMIT: Final = 10**15
 _SEGMENTS: Final = 8
 """Of a stream that may have so many bytes."""
+_DEAD_LETTERS: Final = "rmq.dlx.missing-exchange"
+_OTHERS: Final = "rmq.x-queue-type"
+"""Which arguments there are depends on the type of a queue."""
+_RULES: Final = {
+    "x-dead-letter-exchange": _DEAD_LETTERS,
+    "x-dead-letter-routing-key": _DEAD_LETTERS,
+    "x-message-ttl": "rmq.queue.ttl.message",
+    "x-expires": "rmq.queue.expires",
+    "x-max-length": "rmq.queue.max-length",
+    "x-max-length-bytes": "rmq.queue.max-length",
+    "x-overflow": "rmq.confirm.reject-publish",
+    "x-delivery-limit": "rmq.quorum.delivery-limit",
+    "x-max-priority": "rmq.queue.max-priority",
+    "x-single-active-consumer": "rmq.queue.single-active",
+}
+"""By argument."""
 _STRICT_WEIGHTS: Final = [1_000_000, 100_000, 10_000, 100, 1]
 
 
@@ -79,13 +95,13 @@ def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
     found = QueueArguments(**given)
     if found.dead_letter_routing_key is not None and found.dead_letter_exchange is None:
         text = f"invalid arg 'x-dead-letter-routing-key' for queue '{queue}': it needs x-dead-letter-exchange"
-        raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.queue.declare.arguments")
+        raise AmqpError(Reply.PRECONDITION_FAILED, text, rule=_DEAD_LETTERS)
     return found
 
 
 def _refused(queue: str, name: str, value: Typed, problem: str) -> AmqpError:
     text = f"invalid arg '{name}' for queue '{queue}': {problem} (given: {str(value.value)[:40]})"
-    return AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.queue.declare.arguments")
+    return AmqpError(Reply.PRECONDITION_FAILED, text, rule=_RULES.get(name, _OTHERS))
 
 
 _Read = tuple[tuple[str, Any] | None, str]

@@ -14,7 +14,15 @@ from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_name
 from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
 from assay.reference_broker.amqp091.rights import TOPICS
-from assay.reference_broker.amqp091.topology import QueueRecord, Topology, VirtualHost, routing_key_of
+from assay.reference_broker.amqp091.topology import (
+    QueueRecord,
+    Topology,
+    VirtualHost,
+    declaration_of,
+    declared_in,
+    restored_queue,
+    routing_key_of,
+)
 from assay.reference_broker.amqp091.wire.frames import OPENING
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.amqp091.consuming import AmqpConsumer
 
 AMQP091: Final = "amqp091"
+_MOST_DECLARED: Final = 12_000
+"""Characters of a declaration that the settings of a queue have room for."""
 
 
 def opens(opening: bytes) -> bool | None:
@@ -110,10 +120,21 @@ class Amqp091:
         if there == (queue in vhost.queues):
             return there
         if there:
-            vhost.add_queue(QueueRecord(name=queue, durable=True))
+            self._take_over(vhost, queue, name)
         else:
             self._forget(vhost, queue, name)
         return there
+
+    def _take_over(self, vhost: VirtualHost, queue: str, name: str) -> None:
+        """A queue without a record gets one: as it says itself that it was declared, or as one of another protocol."""
+        record = QueueRecord(name=queue, durable=True)
+        text = self.broker.engine.declarations().get(name)
+        with suppress(ValueError, msgspec.MsgspecError):
+            if text is not None:
+                record = restored_queue(queue, declared_in(text)[2])
+        vhost.add_queue(record)
+        if record.arguments:
+            self._touch(vhost, record, self.use_of(vhost, record), self.broker.now)
 
     def find(self, vhost: VirtualHost, queue: str, owner: Hashable) -> QueueRecord:
         """A queue, be it one that came over another protocol. Raises :class:`AmqpError` (404, 405)."""
@@ -173,6 +194,10 @@ class Amqp091:
         # Beside the body, its properties count as well.
         most = 2 * self.broker.config.amqp091.max_message_bytes
         settings = settings_of(arguments, durable=record.durable, max_message_bytes=most)
+        if record.durable:
+            declared_as = declaration_of(vhost.name, name, record.stored)
+            # Where it is too long the record has to do.
+            settings |= {"declared_as": declared_as} if len(declared_as) <= _MOST_DECLARED else {}
         engine.create_queue(engine_queue, settings, now)
         # Its group begins now: what other groups settle is not taken from it.
         if not arguments.is_stream:
@@ -233,13 +258,21 @@ class Amqp091:
     def delete(self, vhost: VirtualHost, record: QueueRecord, now: float, on_done: Callable[[], None]) -> None:
         """A queue goes with all it holds; ``on_done`` is called once its end is durable, or cannot be."""
         name = self.engine_name(vhost, record.name)
-        self._forget(vhost, record.name, name)
+        with self.topology.holding_deletions() as held:
+            self._forget(vhost, record.name, name)
+
+        def deleted(error: QueueError | None) -> None:
+            # A start before that finds all of it, one behind it nothing.
+            if error is None:
+                self.topology.let_go(held)
+            on_done()
+
         try:
-            self.broker.engine.delete_queue(name, now, lambda _error: on_done())
+            self.broker.engine.delete_queue(name, now, deleted, although_used=True)
         except QueueError as error:
             if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
                 raise
-            on_done()
+            deleted(None)
 
     # -- topics of MQTT, which amq.topic has in the default virtual host ---------------------------------------------
 
@@ -326,7 +359,12 @@ class Amqp091:
     ) -> None:
         """What was declared before a restart; ``on_problem`` is told of what could not be read. Expiries begin anew."""
         self.journal = journal
-        self.topology.restore(records, on_problem, has_queue=self._has_queue)
+        self.topology.restore(
+            records,
+            on_problem,
+            has_queue=self._has_queue,
+            declarations=self.broker.engine.declarations().values(),
+        )
         self.topology_changed()
         for vhost in self.topology.vhosts.values():
             for record in list(vhost.queues.values()):

@@ -6,15 +6,17 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from assay.sim.fuzz import inspection
 from assay.sim.fuzz.actions import Replay
+from assay.sim.fuzz.amqp_life import AmqpLife
 from assay.sim.fuzz.corpus import Corpus
 from assay.sim.fuzz.failure import FuzzFailureError
-from assay.sim.fuzz.life import Life
-from assay.sim.fuzz.setups import SETUPS
+from assay.sim.fuzz.life import AnyLife, Life
+from assay.sim.fuzz.setups import AMQP_SETUPS, SETUPS, Setup
 from assay.sim.fuzz.shrink import shrink
 
 PACKETS_OF_A_LIFE = 2_000
@@ -25,6 +27,11 @@ _MAX_GROWTH_BYTES = 64 * 1024 * 1024
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = 4_096
 Progress = Callable[["Outcome"], None]
+PROTOCOLS: dict[str, tuple[dict[str, Setup], Callable[[str, int, Corpus], AnyLife[Any]]]] = {
+    "mqtt": (SETUPS, Life),
+    "amqp091": (AMQP_SETUPS, AmqpLife),
+}
+"""What is spoken -> setups, and what makes a life of one."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -50,17 +57,25 @@ class Outcome(msgspec.Struct, kw_only=True):
         return self.packets / self.wall_s if self.wall_s else 0.0
 
 
-def run(seed: int, packets: int, *, shrink_for_s: float = 30.0, on_progress: Progress | None = None) -> Outcome:
-    """Fuzz a broker with at least so many packets; the same seed makes the same packets."""
+def run(
+    seed: int,
+    packets: int,
+    *,
+    shrink_for_s: float = 30.0,
+    on_progress: Progress | None = None,
+    protocol: str = "mqtt",
+) -> Outcome:
+    """Fuzz a broker with at least so many packets, or frames; the same seed makes the same ones."""
+    setups, make_life = PROTOCOLS[protocol]
     rng = random.Random(seed)
     corpus = Corpus()
     outcome = Outcome(seed=seed)
     started = time.monotonic()
     resident_at_start = 0
     strangers = inspection.survivors()
-    names = [name for name, setup in SETUPS.items() for _ in range(setup.weight)]
+    names = [name for name, setup in setups.items() for _ in range(setup.weight)]
     while outcome.packets < packets and outcome.failure is None:
-        life = Life(rng.choice(names), rng.getrandbits(48), corpus)
+        life = make_life(rng.choice(names), rng.getrandbits(48), corpus)
         traced = outcome.lives % _TRACED_LIFE_EVERY == _TRACED_LIFE_EVERY - 1
         try:
             life.run(min(PACKETS_OF_A_LIFE, packets - outcome.packets), traced=traced)
@@ -84,7 +99,7 @@ def run(seed: int, packets: int, *, shrink_for_s: float = 30.0, on_progress: Pro
     return outcome
 
 
-def _note_failure(outcome: Outcome, life: Life, failure: FuzzFailureError, shrink_for_s: float) -> None:
+def _note_failure(outcome: Outcome, life: AnyLife[Any], failure: FuzzFailureError, shrink_for_s: float) -> None:
     replay = Replay(setup=life.setup_name, seed=life.seed, failure=str(failure), actions=tuple(life.actions))
     outcome.failure = failure
     outcome.replay = shrink(replay, failure.signature, budget_s=shrink_for_s, clock=time.monotonic)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from assay.reference_broker.trace.terminal import WholeConsole
 from assay.sim.fuzz.actions import ReplayError, load_replay, save_replay
 from assay.sim.fuzz.campaign import Outcome, run
-from assay.sim.fuzz.setups import SETUPS
+from assay.sim.fuzz.setups import AMQP_SETUPS, SETUPS
 from assay.sim.fuzz.shrink import repeat
 
 PASSED: Final = 0
@@ -32,20 +32,20 @@ console = WholeConsole()
 errors = WholeConsole(stderr=True)
 
 
-@app.callback()
-def options() -> None:
-    """Keeps ``mqtt`` a command of its own: other protocols will follow."""
+Packets = Annotated[int, typer.Option(min=1, max=MAX_PACKETS, help="How many packets, or frames, to send at least.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the campaign; default: a new one, which is printed.")]
+ReplayFile = Annotated[Path | None, typer.Option("--replay", help="Repeat a failure from its file instead.")]
+Out = Annotated[Path, typer.Option(help="Folder for the replay file of a failure.")]
+ShrinkFor = Annotated[float, typer.Option(min=0, help="Time for making the replay of a failure short.")]
 
 
 @app.command()
 def mqtt(
-    packets: Annotated[int, typer.Option(min=1, max=MAX_PACKETS, help="How many packets to send at least.")] = 100_000,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the campaign; default: a new one, which is printed.")
-    ] = None,
-    replay: Annotated[Path | None, typer.Option(help="Repeat a failure from its file instead.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the replay file of a failure.")] = Path("out/fuzz"),
-    shrink_for_s: Annotated[float, typer.Option(min=0, help="Time for making the replay of a failure short.")] = 30.0,
+    packets: Packets = 100_000,
+    seed: Seed = None,
+    replay: ReplayFile = None,
+    out: Out = Path("out/fuzz"),
+    shrink_for_s: ShrinkFor = 30.0,
 ) -> None:
     """Send MQTT packets of both versions, valid and damaged, and check what the broker does with them.
 
@@ -55,6 +55,28 @@ def mqtt(
 
     Example: assay fuzz mqtt --packets 1000000 --seed 1
     """
+    _fuzz("mqtt", packets, seed, replay, out, shrink_for_s)
+
+
+@app.command()
+def amqp091(
+    packets: Packets = 100_000,
+    seed: Seed = None,
+    replay: ReplayFile = None,
+    out: Out = Path("out/fuzz"),
+    shrink_for_s: ShrinkFor = 30.0,
+) -> None:
+    """Send frames of AMQP 0.9.1, valid and damaged, and check what the broker does with them.
+
+    As with MQTT; also that the control client's messages come once each and are confirmed, that delivery tags and
+    confirms count as they should, and that no turn takes more steps than it may.
+
+    Example: assay fuzz amqp091 --packets 1000000 --seed 1
+    """
+    _fuzz("amqp091", packets, seed, replay, out, shrink_for_s)
+
+
+def _fuzz(protocol: str, packets: int, seed: int | None, replay: Path | None, out: Path, shrink_for_s: float) -> None:
     if replay is not None:
         _repeat(replay)
         return
@@ -68,7 +90,7 @@ def mqtt(
             text = f"{outcome.features} features, {outcome.packets_per_s:.0f} packets/s"
             progress.update(task, completed=outcome.packets, description=text)
 
-        outcome = run(used_seed, packets, shrink_for_s=shrink_for_s, on_progress=show)
+        outcome = run(used_seed, packets, shrink_for_s=shrink_for_s, on_progress=show, protocol=protocol)
     _print(outcome)
     if outcome.failure is None:
         raise typer.Exit(PASSED)
@@ -78,7 +100,7 @@ def mqtt(
         save_replay(path, outcome.replay)
         console.print(
             f"Shrunk to {len(outcome.replay.actions)} actions: {path}\n"
-            f"Run it again: [bold]assay fuzz mqtt --replay {path}[/bold]",
+            f"Run it again: [bold]assay fuzz {protocol} --replay {path}[/bold]",
             soft_wrap=True,
         )
     raise typer.Exit(FOUND)
@@ -90,8 +112,9 @@ def _repeat(path: Path) -> None:
     except (ReplayError, OSError) as error:
         errors.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(USAGE) from error
-    if replay.setup not in SETUPS:
-        errors.print(f"[red]error:[/red] there is no setup {replay.setup!r}; there are {', '.join(SETUPS)}")
+    known = SETUPS | AMQP_SETUPS
+    if replay.setup not in known:
+        errors.print(f"[red]error:[/red] there is no setup {replay.setup!r}; there are {', '.join(known)}")
         raise typer.Exit(USAGE)
     failure = repeat(replay)
     if failure is None:

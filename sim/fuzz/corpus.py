@@ -19,7 +19,7 @@ Script = tuple[bytes, ...]
 _MAX_SCRIPTS = 3_000
 _MAX_SCRIPT_PACKETS = 60
 _MAX_FEATURES = 500_000
-_TRACED = ("/reference_broker/mqtt/", "/reference_broker/core/")
+_TRACED = ("/reference_broker/mqtt/", "/reference_broker/amqp091/", "/reference_broker/core/")
 
 
 class Corpus:

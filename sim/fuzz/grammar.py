@@ -103,9 +103,9 @@ class Grammar:
     def _five(self) -> bool:
         return self.version == 5
 
-    def first(self) -> bytes:
+    def first(self) -> list[bytes]:
         """The CONNECT."""
-        return encode(self._connect(), self.version)
+        return [encode(self._connect(), self.version)]
 
     def frames(self) -> list[bytes]:
         """The next packet, or a run of packets of one shape."""

@@ -29,7 +29,8 @@ _BYTES_OF_ONE_SEND = 512 * 1024
 _TIMERS_OF_A_NODE = 4
 
 
-def _require(condition: bool, signature: str, message: str) -> None:
+def require(condition: bool, signature: str, message: str) -> None:
+    """Raises :class:`FuzzFailureError`."""
     if not condition:
         raise FuzzFailureError(signature, message)
 
@@ -46,25 +47,25 @@ def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     # driver then reads no more.
     waits = connection.phase is Phase.VERIFYING or connection._rest is not None
     most = config.max_packet_bytes + (_BYTES_OF_ONE_SEND if waits else 0)
-    _require(partial <= most, "bound: partial packet", f"{partial} bytes are kept")
+    require(partial <= most, "bound: partial packet", f"{partial} bytes are kept")
     aliases = len(connection.inbound._aliases)
     alias_bytes = sum(text_bytes(topic) + ALIAS_BYTES for topic in connection.inbound._aliases.values())
-    _require(alias_bytes == connection.inbound._alias_bytes, "alias bytes miscounted", f"{alias_bytes}")
-    _require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")
+    require(alias_bytes == connection.inbound._alias_bytes, "alias bytes miscounted", f"{alias_bytes}")
+    require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")
     plans = sum(map(len, connection.inbound._plans))
-    _require(plans <= _MAX_PLANS, "bound: plans", f"{plans} plans")
+    require(plans <= _MAX_PLANS, "bound: plans", f"{plans} plans")
     unconfirmed = connection.inbound.unconfirmed
     most = 4 * config.receive_maximum + _ACKS_OF_ONE_SEND
-    _require(unconfirmed <= most, "bound: unconfirmed", f"{unconfirmed} acknowledgements wait")
+    require(unconfirmed <= most, "bound: unconfirmed", f"{unconfirmed} acknowledgements wait")
     if connection.phase is Phase.CLOSED:
-        _require(not partial and not unconfirmed, "closed but not empty", f"{partial} bytes, {unconfirmed} waiting")
+        require(not partial and not unconfirmed, "closed but not empty", f"{partial} bytes, {unconfirmed} waiting")
         session = connection.session
-        _require(session is None or session.connection is not connection, "closed but attached", connection.client_id)
+        require(session is None or session.connection is not connection, "closed but attached", connection.client_id)
     elif connection.session is not None:
         check_session(connection.session, connection)
         unreleased = unreleased_by(connection)
         most = config.receive_maximum + inherited
-        _require(connection.version < 5 or unreleased <= most, "bound: receive maximum", f"{unreleased} unreleased")
+        require(connection.version < 5 or unreleased <= most, "bound: receive maximum", f"{unreleased} unreleased")
 
 
 def unreleased_by(connection: MqttConnection) -> int:
@@ -108,12 +109,12 @@ def retained_bytes(store: RetainedStore) -> int:
 def check_session(session: Session, connection: MqttConnection | None) -> None:
     """Bounds of one session. Raises :class:`FuzzFailureError`."""
     queued = len(session.queued)
-    _require(queued <= session.max_queued, "bound: queued messages", f"{queued} messages")
+    require(queued <= session.max_queued, "bound: queued messages", f"{queued} messages")
     size = sum(memory_bytes(outgoing.message) for outgoing in session.queued)
-    _require(size == session.queued_bytes, "queued bytes miscounted", f"{size} are {session.queued_bytes}")
-    _require(size <= session.max_queued_bytes, "bound: queued bytes", f"{size} bytes")
+    require(size == session.queued_bytes, "queued bytes miscounted", f"{size} are {session.queued_bytes}")
+    require(size <= session.max_queued_bytes, "bound: queued bytes", f"{size} bytes")
     size = in_flight_bytes(session)
-    _require(size == session.in_flight_bytes, "bytes in flight miscounted", f"{size} are {session.in_flight_bytes}")
+    require(size == session.in_flight_bytes, "bytes in flight miscounted", f"{size} are {session.in_flight_bytes}")
     if connection is not None:
         limits = connection.broker.config.mqtt
         waiting = dict(session.unsent)
@@ -122,10 +123,10 @@ def check_session(session: Session, connection: MqttConnection | None) -> None:
             for packet_id, outgoing in session.in_flight.items()
         )
         most = session.receive_maximum
-        _require(flying <= most, "bound: in flight", f"{flying} in a window of {most}")
+        require(flying <= most, "bound: in flight", f"{flying} in a window of {most}")
         subscriptions = len(session.subscriptions)
         most = limits.max_subscriptions_per_client
-        _require(subscriptions <= most, "bound: subscriptions", f"{subscriptions} subscriptions")
+        require(subscriptions <= most, "bound: subscriptions", f"{subscriptions} subscriptions")
 
 
 def tree_size(tree: SubscriptionTree) -> tuple[int, int]:
@@ -150,53 +151,53 @@ def check_node(node: BrokerNode, open_connections: int) -> None:
     state = node.state
     sessions = list(state.sessions.values())
     count = node.connection_count
-    _require(count == open_connections, "connections miscounted", f"{count} are {open_connections}")
+    require(count == open_connections, "connections miscounted", f"{count} are {open_connections}")
     connected = sum(session.connection is not None for session in sessions)
     traffic = state.traffic
-    _require(traffic.connected == connected, "clients miscounted", f"{connected} are {traffic.connected}")
+    require(traffic.connected == connected, "clients miscounted", f"{connected} are {traffic.connected}")
     filters = [(name, entry) for session in sessions for name, entry in session.subscriptions.items()]
-    _require(traffic.subscriptions == len(filters), "subscriptions miscounted", f"{len(filters)}")
+    require(traffic.subscriptions == len(filters), "subscriptions miscounted", f"{len(filters)}")
     shared = sum(entry.share_name is not None for _, entry in filters)
-    _require(traffic.shared_subscriptions == shared, "shared subscriptions miscounted", f"{shared}")
+    require(traffic.shared_subscriptions == shared, "shared subscriptions miscounted", f"{shared}")
     held = held_bytes(sessions)
-    _require(held == state.held.used, "bytes held miscounted", f"{held} are {state.held.used}")
-    _require(held <= state.held.limit, "bound: bytes held", f"{held} bytes")
+    require(held == state.held.used, "bytes held miscounted", f"{held} are {state.held.used}")
+    require(held <= state.held.limit, "bound: bytes held", f"{held} bytes")
     retained = retained_bytes(state.retained)
-    _require(retained == state.retained.held_bytes, "retained bytes miscounted", f"{retained}")
-    _require(retained <= state.config.mqtt.max_retained_bytes, "bound: retained bytes", f"{retained}")
+    require(retained == state.retained.held_bytes, "retained bytes miscounted", f"{retained}")
+    require(retained <= state.config.mqtt.max_retained_bytes, "bound: retained bytes", f"{retained}")
     filters_bytes = sum(
         subscription_bytes(name, session.consumer_options.get(name, ()))
         for session in sessions
         for name in session.subscriptions
     )
-    _require(filters_bytes == state.filter_memory.used, "filter bytes miscounted", f"{filters_bytes}")
-    _require(filters_bytes <= state.filter_memory.limit, "bound: filter bytes", f"{filters_bytes}")
+    require(filters_bytes == state.filter_memory.used, "filter bytes miscounted", f"{filters_bytes}")
+    require(filters_bytes <= state.filter_memory.limit, "bound: filter bytes", f"{filters_bytes}")
     connections = [connection for connection in node._connections if isinstance(connection, MqttConnection)]
     inbounds = [connection.inbound for connection in connections]
     aliases = sum(inbound._alias_bytes for inbound in inbounds)
-    _require(aliases == state.alias_memory.used, "alias bytes miscounted", f"{aliases}")
+    require(aliases == state.alias_memory.used, "alias bytes miscounted", f"{aliases}")
     partial = sum(len(connection._partial) for connection in connections)
-    _require(partial == state.partial_packets.used_bytes, "partial packets miscounted", f"{partial}")
-    _require(partial <= state.partial_packets.limit_bytes, "bound: partial packets", f"{partial}")
+    require(partial == state.partial_packets.used_bytes, "partial packets miscounted", f"{partial}")
+    require(partial <= state.partial_packets.limit_bytes, "bound: partial packets", f"{partial}")
     plans = sum(inbound._plan_bytes for inbound in inbounds)
-    _require(plans == state.plan_memory.used_bytes, "plan bytes miscounted", f"{plans}")
-    _require(plans <= state.plan_memory.limit_bytes, "bound: plan bytes", f"{plans}")
+    require(plans == state.plan_memory.used_bytes, "plan bytes miscounted", f"{plans}")
+    require(plans <= state.plan_memory.limit_bytes, "bound: plan bytes", f"{plans}")
     in_tree = tree_size(state.tree)[1]
     ordinary = sum(not is_queue_topic(name) for name, _ in filters)
-    _require(in_tree == ordinary, "subscription tree", f"{in_tree} subscriptions in the tree, {ordinary} in sessions")
+    require(in_tree == ordinary, "subscription tree", f"{in_tree} subscriptions in the tree, {ordinary} in sessions")
     most = 2 * count + 2 * len(sessions) + _TIMERS_OF_A_NODE
     timers = live_timers(node)
-    _require(timers <= most, "bound: timers", f"{timers} timers for {count} connections, {len(sessions)} sessions")
-    _require(len(state.retained) <= state.config.mqtt.max_retained_messages, "bound: retained", "too many")
+    require(timers <= most, "bound: timers", f"{timers} timers for {count} connections, {len(sessions)} sessions")
+    require(len(state.retained) <= state.config.mqtt.max_retained_messages, "bound: retained", "too many")
     for session in sessions:
         connection = session.connection
         if isinstance(connection, MqttConnection):
             check_session(session, connection)
-            _require(connection.session is session, "foreign session", session.client_id)
+            require(connection.session is session, "foreign session", session.client_id)
         else:
             check_session(session, None)
             waits = session.expiry_timer is not None or session.expiry_s == inf
-            _require(waits, "session without end", f"{session.client_id!r} expires in {session.expiry_s} s")
+            require(waits, "session without end", f"{session.client_id!r} expires in {session.expiry_s} s")
 
 
 def check_empty(node: BrokerNode) -> None:
@@ -221,7 +222,7 @@ def check_empty(node: BrokerNode) -> None:
         # Else some may lie below a first level with a $ that nobody knows.
         left["retained messages"] = len(state.retained)
     found = {name: number for name, number in left.items() if number}
-    _require(not found, "left behind: " + ", ".join(sorted(found)), f"{found}")
+    require(not found, "left behind: " + ", ".join(sorted(found)), f"{found}")
 
 
 def survivors() -> int:

@@ -151,8 +151,24 @@ def splice(rng: random.Random, first: bytes, second: bytes) -> bytes:
     return first[: rng.randint(1, len(first))] + second[rng.randint(0, len(second)) :]
 
 
+def damage_body(rng: random.Random, body: bytearray) -> None:
+    """Change it in one place."""
+    rng.choice(_BODY_MUTATORS)(rng, body)
+
+
 def mutate_frames(rng: random.Random, frames: list[bytes], probability: float) -> list[bytes]:
     """Frames of one send: each damaged with some probability; also repeated, dropped, swapped or spliced."""
+    return mutate_with(rng, frames, probability, mutate, splice)
+
+
+def mutate_with(
+    rng: random.Random,
+    frames: list[bytes],
+    probability: float,
+    mutate: Callable[[random.Random, bytes], bytes],
+    splice: Callable[[random.Random, bytes, bytes], bytes],
+) -> list[bytes]:
+    """As :func:`mutate_frames`, for frames of any protocol."""
     out: list[bytes] = []
     for frame in frames:
         if rng.random() >= probability:

@@ -15,8 +15,10 @@ from assay.reference_broker.config import (
     Permission,
     QueuesConfig,
     SessionsConfig,
+    TransactionsConfig,
     UserConfig,
 )
+from assay.reference_broker.config_amqp091 import Amqp091Config
 
 USER, PASSWORD = "ann", "secret"
 _CREDENTIALS = (
@@ -108,3 +110,40 @@ SETUPS: dict[str, Setup] = {
     ),
 }
 """Name -> setup."""
+
+_AMQP = Amqp091Config(channel_max=6, frame_max_bytes=8_192, max_message_bytes=20_000, max_consumers=12)
+_AMQP_QUEUES = QueuesConfig(
+    max_queues=20,
+    defaults={"partitions": 1},
+    transactions=TransactionsConfig(max_messages=20, max_bytes=60_000),
+)
+_PRESSED = msgspec.structs.replace(_AMQP_QUEUES, max_memory_bytes=60_000)
+_AMQP_RULES = AclConfig(
+    rules=(
+        AclRuleConfig(topic="$queue/control-3f1c9d72a6", access=Permission.READWRITE),
+        AclRuleConfig(topic="$queue/q1", access=Permission.READWRITE),
+        AclRuleConfig(topic="$queue/q2", access=Permission.READ),
+        AclRuleConfig(topic="$exchange/e1", access=Permission.READWRITE),
+        AclRuleConfig(topic="$exchange/e2", access=Permission.DENY),
+        AclRuleConfig(topic="#", access=Permission.READWRITE, user=USER),
+        AclRuleConfig(topic="a/#", access=Permission.READWRITE),
+    )
+)
+AMQP_SETUPS: dict[str, Setup] = {
+    "amqp-plain": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP), weight=5),
+    "amqp-default": Setup(config=BrokerConfig(), weight=1),
+    "amqp-traced": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP), weight=2, traced=True),
+    "amqp-pressed": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_PRESSED, amqp091=_AMQP), weight=1),
+    "amqp-users": Setup(
+        config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP, auth=_USERS, acl=_AMQP_RULES), weight=2
+    ),
+    "amqp-disk": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP), weight=2, with_disk=True),
+    "amqp-synced": Setup(
+        config=BrokerConfig(
+            mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP, sessions=SessionsConfig(durability=Durability.FSYNC)
+        ),
+        weight=2,
+        with_disk=True,
+    ),
+}
+"""Those of lives over AMQP 0.9.1."""

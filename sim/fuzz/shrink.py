@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from assay.sim.fuzz.actions import Action, Replay, Send
+from assay.sim.fuzz.amqp_world import AmqpWorld
+from assay.sim.fuzz.driver import DrivenWorld
 from assay.sim.fuzz.failure import FuzzFailureError
+from assay.sim.fuzz.setups import AMQP_SETUPS
 from assay.sim.fuzz.world import FuzzWorld
 
 Clock = Callable[[], float]
@@ -16,7 +20,8 @@ Clock = Callable[[], float]
 def repeat(replay: Replay) -> FuzzFailureError | None:
     """Carry the actions out; returns the failure they lead to, if any."""
     try:
-        world = FuzzWorld(replay.setup, replay.seed)
+        make_world = AmqpWorld if replay.setup in AMQP_SETUPS else FuzzWorld
+        world: DrivenWorld[Any] = make_world(replay.setup, replay.seed)
         for action in replay.actions:
             world.do(action)
     except FuzzFailureError as failure:

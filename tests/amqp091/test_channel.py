@@ -376,6 +376,22 @@ def test_what_was_acknowledged_in_a_transaction_that_is_rolled_back_is_outstandi
     assert c.get("q").name == "basic.get-empty"
 
 
+def test_what_waits_behind_a_request_that_is_refused_later_is_passed_over_but_for_a_close() -> None:
+    """It was dropped, and stayed counted: who had closed the channel meanwhile waited for ever."""
+    c = client()
+    c.declare("full", arguments=table(x_max_length=1, x_overflow="reject-publish"))
+    c.publish("full", b"1")
+    c.say(1, "tx.select")
+    c.publish("full", b"2")
+    c.publish("full", b"3")
+    for name, values in (("tx.commit", ()), ("basic.qos", (0, 1, False)), ("channel.close", (200, "", 0, 0))):
+        c.send_raw(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)))
+    assert [each.name for each in c.hear()] == ["channel.close", "channel.close-ok"]
+    c.open()
+    assert not c.end.wants_pause
+    assert c.end._waiting_bytes == 0
+
+
 def test_exclusive_queues_end_with_their_connection_and_are_locked() -> None:
     node = make_node()
     owner, other = AmqpClient(node), AmqpClient(node)

@@ -9,9 +9,10 @@ import pytest
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.config import BrokerConfig, QueuesConfig, TransactionsConfig
 from assay.reference_broker.core import broker as core_broker
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
+from assay.reference_broker.routing.message import Message
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table
 
 
@@ -128,6 +129,66 @@ def test_a_queue_that_was_deleted_before_the_commit_gets_nothing_and_is_not_made
     assert _names(c.say(1, "tx.commit")) == ["tx.commit-ok"]
     assert _all(c, "r") == [b"old", b"new"]
     _closed(c.say(2, "queue.declare", "q", True, False, False, False, False, ()), 404)
+
+
+@pytest.mark.parametrize("how", ["deleted", "its connection ends"])
+def test_a_queue_that_goes_during_a_commit_does_not_keep_the_others_from_it(how: str) -> None:
+    """Found by the fuzzer: an exclusive queue could not be deleted, and the exception ended the turn of everybody."""
+    c = _client()
+    other = AmqpClient(c.node)
+    other.open(2)
+    c.declare("q", exclusive=how != "deleted")
+    other.declare("r", channel=2)
+    # The first one waits for its number.
+    for body in (b"1", b"2"):
+        c.publish("r", body)
+    assert _names(c.say(1, "tx.commit")) == ["tx.commit-ok"]
+    for body in (b"taken", b"left"):
+        c.publish("q", body, channel=2)
+    tag = c.get("q").values[0]
+    c.say(1, "basic.ack", tag, False)
+    c.publish("q", b"new")
+    c.publish("r", b"new")
+    assert c.say(1, "tx.commit", syncs=False) == []
+    if how == "deleted":
+        other.say(2, "queue.delete", "q", False, False, False, syncs=False)
+        assert _names(c.hear()) == ["tx.commit-ok"]
+    else:
+        c.node.connection_lost(c.end, NOW)
+    assert other.hear() in ([], [Said(2, "queue.delete-ok", (2,))])
+    assert _all(other, "r") == [b"1", b"2", b"new"]
+    assert c.node.engine.transactions.list() == []
+    _closed(other.say(2, "queue.declare", "q", True, False, False, False, False, ()), 404)
+
+
+def test_a_transaction_over_mqtt_does_not_keep_a_queue_of_amqp() -> None:
+    c = _client()
+    c.declare("q", exclusive=True)
+    transactions = c.node.engine.transactions
+    found: list[Any] = []
+    transactions.init_producer("app", NOW, lambda _error, identity: found.append(identity))
+    c.hear()
+    transactions.begin(*found[0], NOW, lambda _error, name: found.append(name))
+    c.hear()
+    options = PublishOptions(producer_id=found[0].producer_id, producer_epoch=0, transaction_id=found[1])
+    c.node.engine.publish(QueueAddress(queue="q"), Message(topic="", payload=b"x"), NOW, None, None, options)
+    c.node.connection_lost(c.end, NOW)
+    c.hear()
+    assert not c.node.engine.exists("q")
+    with pytest.raises(QueueError):
+        transactions.commit(*found[0], found[1], NOW, lambda _error: None)
+
+
+def test_a_commit_of_requeues_alone() -> None:
+    c = _client()
+    c.declare("q")
+    for body in (b"1", b"2"):
+        c.publish("q", body, channel=2)
+    tags = [c.get("q").values[0] for _ in range(2)]
+    for tag in tags:
+        c.say(1, "basic.nack", tag, False, True)
+    assert _names(c.say(1, "tx.commit")) == ["tx.commit-ok"]
+    assert _all(c, "q") == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("parts", ["messages", "acknowledgements"])

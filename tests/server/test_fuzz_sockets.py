@@ -117,7 +117,7 @@ class Fuzzed:
         """The chunks it sends."""
         rng = self.rng
         grammar = Grammar(rng)
-        frames = [grammar.first()]
+        frames = grammar.first()
         while len(frames) < PACKETS_OF_A_CONNECTION:
             frames += grammar.frames()
         frames = mutate_frames(rng, frames, self.damage)

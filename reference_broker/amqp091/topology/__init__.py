@@ -3,7 +3,7 @@
 A connection gets its :class:`VirtualHost` from the broker's one :class:`Topology`; ``x=`` is by keyword only::
 
     topology = Topology(limits=TopologyLimits())
-    topology.restore(records, on_problem, has_queue=)             # at the start; keys begin with RECORD_PREFIX
+    topology.restore(records, on_problem, has_queue=, declarations=)  # at the start; keys begin with RECORD_PREFIX
     vhost = topology.vhost("/")                                   # made when it is asked for
     topology.take_changes()                                       # each turn: list[tuple[bytes, bytes | None]]
 
@@ -33,11 +33,11 @@ from assay.reference_broker.amqp091.topology.arguments import Arguments, Topolog
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, DestinationKind, Routing
 from assay.reference_broker.amqp091.topology.exchanges import Exchange
 from assay.reference_broker.amqp091.topology.mqtt_topics import mqtt_topic_of, routing_key_of
-from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX
+from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX, declaration_of, declared_in
 from assay.reference_broker.amqp091.topology.routes import routing_keys_of
 from assay.reference_broker.amqp091.topology.tables import ExchangeKind
 from assay.reference_broker.amqp091.topology.topology import Topology
-from assay.reference_broker.amqp091.topology.virtual_host import QueueRecord, Removed, VirtualHost
+from assay.reference_broker.amqp091.topology.virtual_host import QueueRecord, Removed, VirtualHost, restored_queue
 
 __all__ = [
     "RECORD_PREFIX",
@@ -53,7 +53,10 @@ __all__ = [
     "Topology",
     "TopologyLimits",
     "VirtualHost",
+    "declaration_of",
+    "declared_in",
     "mqtt_topic_of",
+    "restored_queue",
     "routing_key_of",
     "routing_keys_of",
     "stripped",

@@ -16,7 +16,7 @@ MAX_NAME_BYTES: Final = 255
 """Of exchanges, queues and routing keys: a short string (sec.4.2.5.3.shortstr)."""
 
 _NAME_RULE: Final = "sec.4.2.5.3.shortstr"
-_TABLE_RULE: Final = "sec.4.2.5"
+_TABLE_RULE: Final = "sec.4.2.1.field-types"
 _INTEGERS: Final = frozenset(
     {Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64},
 )

@@ -8,12 +8,17 @@ key      value                     what it is
 ``ab``   :class:`StoredBinding`    a binding between durable things: its number, 8 bytes
 =======  ========================  =============================================================
 
+A queue keeps its own record, too (:func:`declaration_of`), since it and this log are not written as one.
+
 A value is a byte with the version of its format, and MessagePack. Names hold no zero byte (sec.4.2.5.3.shortstr).
 A record without a value deletes its key.
 """
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import msgspec
@@ -87,6 +92,22 @@ def names_of(key: bytes) -> tuple[str, str]:
     return vhost.decode(), name.decode()
 
 
+def declaration_of(vhost: str, queue: str, stored: StoredQueue) -> str:
+    """A queue's record, as the queue itself keeps it: what it holds and what it is are one then."""
+    return base64.b64encode(_encode((FORMAT_VERSION, vhost, queue, stored))).decode()
+
+
+def declared_in(text: str) -> tuple[str, str, StoredQueue]:
+    """The opposite: virtual host, name, record. Raises :class:`ValueError`, :class:`msgspec.MsgspecError`."""
+    version, vhost, queue, stored = msgspec.msgpack.decode(
+        base64.b64decode(text, validate=True), type=tuple[int, str, str, StoredQueue]
+    )
+    if version != FORMAT_VERSION:
+        message = f"it is of format {version}; this version reads format {FORMAT_VERSION}"
+        raise ValueError(message)
+    return vhost, queue, stored
+
+
 def binding_key(number: int) -> bytes:
     return BINDING + number.to_bytes(NUMBER_BYTES, "big")
 
@@ -132,6 +153,15 @@ def decode(data: bytes, kind: type[StoredT]) -> StoredT:
     return msgspec.msgpack.decode(data[1:], type=kind)
 
 
+class Held:
+    """Keys that are to be deleted, and are not yet."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+
+
 class Journal:
     """What changed since it was last asked, one change a key; and the numbers of bindings."""
 
@@ -139,6 +169,8 @@ class Journal:
         self._changes: dict[bytes, bytes | None] = {}
         self._written: set[bytes] = set()
         """Keys that have a value in the log, once these changes are written."""
+        self._holder: Held | None = None
+        self._held: dict[bytes, Held] = {}
         self.newest_number = 0
         """Of a binding."""
 
@@ -147,13 +179,34 @@ class Journal:
         self._written.add(key)
 
     def write(self, key: bytes, stored: Stored) -> None:
+        self._held.pop(key, None)
         self._changes[key] = encode(stored)
 
     def delete(self, key: bytes) -> None:
         """What was never written leaves no trace."""
+        if self._holder is not None:
+            self._held[key] = self._holder
+            self._holder.keys.append(key)
+            return
         self._changes.pop(key, None)
         if key in self._written:
             self._changes[key] = None
+
+    @contextmanager
+    def holding_deletions(self) -> Iterator[Held]:
+        """What is deleted meanwhile is that when :meth:`let_go` says so, unless it is written anew before that."""
+        self._holder = Held()
+        try:
+            yield self._holder
+        finally:
+            self._holder = None
+
+    def let_go(self, held: Held) -> None:
+        """Delete what was held."""
+        for key in held.keys:
+            if self._held.get(key) is held:
+                del self._held[key]
+                self.delete(key)
 
     def next_number(self) -> int:
         self.newest_number += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -14,17 +15,19 @@ from assay.reference_broker.amqp091.topology.records import (
     RECORD_PREFIX,
     Change,
     GoneError,
+    Held,
     Journal,
     StoredBinding,
     StoredExchange,
     StoredQueue,
+    declared_in,
     decode,
     names_of,
     number_of,
     restored_binding,
 )
 from assay.reference_broker.amqp091.topology.refusals import named
-from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost, restored_queue
 from assay.reference_broker.amqp091.wire.replies import AmqpError
 from assay.reference_broker.routing.remembered import SharedMemory
 
@@ -62,12 +65,14 @@ class Topology:
         on_problem: Callable[[str], None],
         *,
         has_queue: Callable[[str, str], bool] | None = None,
+        declarations: Iterable[str] = (),
     ) -> None:
         """What records say, into an empty topology; those of other prefixes are passed over.
 
         ``has_queue``: whether there are messages, or room for them, of a queue of a virtual host. What is not
         understood stays in the log; what refers to something that is gone is deleted with the next changes, or it
-        would come to life with another of the same name. ``on_problem`` is told of both.
+        would come to life with another of the same name. ``on_problem`` is told of both. ``declarations``: what queues
+        keep themselves (:func:`declaration_of`), for those whose records were lost.
         """
         assert not self.vhosts
         by_kind: dict[bytes, dict[bytes, bytes]] = {EXCHANGE: {}, QUEUE: {}, BINDING: {}}
@@ -82,10 +87,29 @@ class Topology:
             self._try(key, value, self._restore_exchange, on_problem)
         for key, value in by_kind[QUEUE].items():
             self._try(key, value, lambda key, value: self._restore_queue(key, value, has_queue), on_problem)
+        for text in declarations:
+            self._restore_declared(text, on_problem)
         for key, value in by_kind[BINDING].items():
             self._try(key, value, self._restore_binding, on_problem)
         for vhost in self.vhosts.values():
             vhost.remove_unused()
+
+    def _restore_declared(self, text: str, on_problem: Callable[[str], None]) -> None:
+        try:
+            name, queue, stored = declared_in(text)
+            vhost = self.vhost(name)
+            if queue not in vhost.queues:
+                vhost.add_queue(restored_queue(queue, stored))
+        except (ValueError, msgspec.MsgspecError) as error:
+            on_problem(f"what a queue was declared as is not understood: {error}")
+
+    def holding_deletions(self) -> AbstractContextManager[Held]:
+        """What is removed meanwhile stays in the log until :meth:`let_go`."""
+        return self._journal.holding_deletions()
+
+    def let_go(self, held: Held) -> None:
+        """What was removed may leave the log."""
+        self._journal.let_go(held)
 
     def _try(
         self, key: bytes, value: bytes, restore: Callable[[bytes, bytes], None], on_problem: Callable[[str], None]

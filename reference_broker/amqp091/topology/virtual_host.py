@@ -81,6 +81,11 @@ class QueueRecord(msgspec.Struct, frozen=True, kw_only=True):
         """As it takes in memory."""
         return _QUEUE_BYTES + arguments_bytes(self.arguments)
 
+    @property
+    def stored(self) -> StoredQueue:
+        """Of a durable one."""
+        return StoredQueue(auto_delete=self.auto_delete, arguments=stored_arguments(self.arguments))
+
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """What went with what was removed, and itself; empty when there was nothing."""
@@ -275,7 +280,7 @@ class VirtualHost:
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
-    def find_queue(self, name: str, *, owner: Hashable, rule: str = "") -> QueueRecord:
+    def find_queue(self, name: str, *, owner: Hashable, rule: str = "queue.purge.queue.must-exist") -> QueueRecord:
         """For whatever a connection does with a queue.
 
         Raises :class:`AmqpError`: 404 by ``rule``, and 405 for what is exclusive to another (rmq.exclusive.scope).
@@ -342,8 +347,7 @@ class VirtualHost:
             self._owned.setdefault(queue.exclusive_owner, {})[name] = None
         self._put_queue(queue)
         if queue.durable:
-            stored = StoredQueue(auto_delete=queue.auto_delete, arguments=stored_arguments(queue.arguments))
-            self._journal.write(name_key(QUEUE, self.name, name), stored)
+            self._journal.write(name_key(QUEUE, self.name, name), queue.stored)
 
     def _put_queue(self, queue: QueueRecord) -> None:
         self._queues[queue.name] = queue
@@ -351,7 +355,10 @@ class VirtualHost:
         self._default.forget_routes()
 
     def remove_queue(self, name: str) -> Removed:
-        """With its bindings (sec.3.1.5.bindings-die), and exchanges that lived for these."""
+        """With its bindings (sec.3.1.5.bindings-die), and exchanges that lived for these.
+
+        Its end may have to be durable before theirs: see :meth:`Topology.holding_deletions`.
+        """
         queue = self._queues.pop(name, None)
         if queue is None:
             return Removed()
@@ -588,8 +595,7 @@ class VirtualHost:
 
     def restore_queue(self, name: str, stored: StoredQueue) -> None:
         """One that the journal has. Raises :class:`ValueError`."""
-        arguments = restored_arguments(stored.arguments)
-        self._put_queue(QueueRecord(name=name, durable=True, auto_delete=stored.auto_delete, arguments=arguments))
+        self._put_queue(restored_queue(name, stored))
 
     def restore_binding(self, binding: Binding) -> None:
         """One that the journal has. Raises :class:`GoneError`, and :class:`AmqpError` as :meth:`bind_queue`."""
@@ -613,6 +619,12 @@ class VirtualHost:
             each for each in self._exchanges.values() if each.auto_delete and each.was_bound and not each.bindings
         ]
         return self._remove((), unused)
+
+
+def restored_queue(name: str, stored: StoredQueue) -> QueueRecord:
+    """Raises :class:`ValueError`."""
+    arguments = restored_arguments(stored.arguments)
+    return QueueRecord(name=name, durable=True, auto_delete=stored.auto_delete, arguments=arguments)
 
 
 def _check_same(what: str, rule: str, *fields: tuple[str, object, object]) -> None:

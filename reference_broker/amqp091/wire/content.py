@@ -82,11 +82,15 @@ def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
     class_id, weight, size = _START.unpack_from(payload)
     if class_id != BASIC or weight:
         text = f"a content header of class {class_id}, weight {weight}, where 60 and 0 belong"
-        raise AmqpError(Reply.UNEXPECTED_FRAME, text, rule="sec.4.2.6.1")
+        raise AmqpError(
+            Reply.UNEXPECTED_FRAME, text, rule="sec.4.2.6.1.class-id" if class_id != BASIC else "sec.4.2.6.1.weight"
+        )
     reader = Reader(payload, _START.size)
     flags = reader.short()
     if flags & ~_KNOWN:
-        raise bad_syntax(f"property flags {flags:#06x}: more than there are properties", "sec.4.2.6.1")
+        raise bad_syntax(
+            f"property flags {flags:#06x}: more than there are properties", "sec.4.2.6.1.flags-continuation"
+        )
     if not flags:
         reader.finish()
         return size, NONE

@@ -16,7 +16,7 @@ from assay.reference_broker.routing.properties import MAX_DEPTH, Kind, Typed
 Table = tuple[tuple[str, Typed], ...]
 MAX_FIELDS: Final = 1_024
 """Values of one table, those in tables within included."""
-_RULE = "sec.4.2.5"
+_RULE = "sec.4.2.5.5.truncated-table"
 
 _FIXED: Final[dict[int, tuple[Kind, struct.Struct]]] = {
     ord(letter): (kind, struct.Struct(layout))

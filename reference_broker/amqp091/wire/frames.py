@@ -15,6 +15,9 @@ FRAME_MIN_BYTES: Final = 4_096
 FRAME_OVERHEAD_BYTES: Final = 8
 FRAME_END: Final = 0xCE
 _END: Final = bytes((FRAME_END,))
+HEARTBEAT_CHANNEL: Final = "sec.4.2.7.heartbeat-channel"
+"""Rule of heartbeats that are none."""
+_UNKNOWN: Final = "sec.4.2.3.unknown-frame-type"
 _HEADER: Final = struct.Struct(">BHI")
 
 
@@ -42,20 +45,20 @@ def read_frame(data: bytes | bytearray, at: int, max_bytes: int) -> tuple[Frame,
     """
     if len(data) - at < _HEADER.size:
         if len(data) > at and data[at] not in _TYPES:
-            raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {data[at]}", rule="sec.4.2.3")
+            raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {data[at]}", rule=_UNKNOWN)
         return None
     kind, channel, size = _HEADER.unpack_from(data, at)
     if kind not in _TYPES:
-        raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {kind}", rule="sec.4.2.3")
+        raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {kind}", rule=_UNKNOWN)
     if size > max_bytes - FRAME_OVERHEAD_BYTES:
         text = f"a frame of {size} bytes, where {max_bytes - FRAME_OVERHEAD_BYTES} are agreed on"
-        raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.3")
+        raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.3.oversize")
     start = at + _HEADER.size
     end = start + size
     if len(data) <= end:
         return None
     if data[end] != FRAME_END:
-        raise AmqpError(Reply.FRAME_ERROR, f"a frame ends with {data[end]:#04x}", rule="sec.4.2.3")
+        raise AmqpError(Reply.FRAME_ERROR, f"a frame ends with {data[end]:#04x}", rule="sec.4.2.3.frame-end-check")
     return Frame(kind, channel, bytes(data[start:end])), end + 1
 
 

@@ -191,14 +191,14 @@ def decode_method(payload: bytes) -> tuple[Method, list[Any]]:
     """The method of a method frame, and its arguments but for the reserved ones. Raises :class:`AmqpError`."""
     reader = Reader(payload)
     if len(payload) < _IDS.size:
-        raise AmqpError(Reply.FRAME_ERROR, "a method frame without a method", rule="sec.4.2.4")
+        raise AmqpError(Reply.FRAME_ERROR, "a method frame without a method", rule="sec.4.2.4.unknown-method")
     class_id, method_id = _IDS.unpack_from(payload)
     reader.at = _IDS.size
     method = BY_ID.get((class_id, method_id))
     if method is None:
         text = f"there is no method {class_id}.{method_id}"
         code = Reply.COMMAND_INVALID if class_id in _CLASSES.values() else Reply.NOT_IMPLEMENTED
-        raise AmqpError(code, text, rule="sec.2.2.4", hard=True)
+        raise AmqpError(code, text, rule="sec.4.2.4.unknown-method", hard=True)
     values: list[Any] = []
     try:
         for read, named in method.reads:

@@ -74,11 +74,13 @@ class QueueOperations:
         self._check_open()
         return self._registry.update(name, changes).config
 
-    def delete_queue(self, name: str, now: float, on_done: Confirm | None = None) -> None:
+    def delete_queue(
+        self, name: str, now: float, on_done: Confirm | None = None, *, although_used: bool = False
+    ) -> None:
         """Delete a queue in use with all it holds; see :meth:`QueueRegistry.delete`. Raises :class:`QueueError`."""
         self._agenda.now = now
         self._check_open()
-        self._registry.delete(name, on_done)
+        self._registry.delete(name, on_done, although_used=although_used)
 
     def is_going(self, name: str) -> bool:
         """Whether a queue of that name was deleted, and what is left of it is about to go."""
@@ -169,6 +171,10 @@ class QueueOperations:
         """Messages that a group could get now or after a retry wait; one to come, those that it would begin with. Takes
         no longer where there are more of them. Raises :class:`QueueError` as :meth:`stats`."""
         return self._registry.existing(queue).contents.ready_for(group)
+
+    def declarations(self) -> dict[str, str]:
+        """What queues were declared as over another protocol, by name, of those that keep it."""
+        return {name: queue.config.declared_as for name, queue in self._queues.items() if queue.config.declared_as}
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""

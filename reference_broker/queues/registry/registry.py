@@ -445,15 +445,17 @@ class QueueRegistry:
 
     # -- going ---------------------------------------------------------------------------------------------------
 
-    def delete(self, name: str, on_done: Confirm | None) -> None:
+    def delete(self, name: str, on_done: Confirm | None, *, although_used: bool = False) -> None:
         """Delete a queue in use with all it holds. At once it is gone; ``on_done`` is called when its files are, too.
 
         Consumers are told, and whoever waits for a confirm gets an error. A queue that the file configures comes back,
-        empty, with the next start. Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
+        empty, with the next start. ``although_used``: transactions that are open in it go on without it, or fail.
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
         """
         queue = self.existing(name)
         queue.write_unwritten()
-        check_removable(queue)
+        if not although_used:
+            check_removable(queue)
         removal = Removal(queue, self._agenda, on_done)
         removal.on_removed = lambda: self._removed(name)
         self.removals[name] = removal

@@ -157,6 +157,12 @@ class CommitPhases:
         """Everything in the transaction is durable: decide."""
         if transaction.state is not TransactionState.PREPARING:
             return
+        is_gone = error is not None and error.code is QueueErrorCode.UNKNOWN_QUEUE
+        if is_gone and transaction.holder == NOBODY and not transaction.reason:
+            # A queue of it was deleted: the others are waited for anew.
+            self._preparing[transaction] = None
+            self._agenda.is_committing = True
+            return
         if error is not None or transaction.reason:
             self.abort(transaction, transaction.reason or str(error))
             return

@@ -246,7 +246,8 @@ class Coordinator(SyncPoint):
         name = decision.transactional_id
         producer = self.producers.get(name)
         if producer is None or producer.id != decision.producer or int(producer.last_committed or 0) > int(transaction):
-            self._apply(changes)
+            if changes:
+                self._apply(changes)
             return
         producer = msgspec.structs.replace(producer, last_committed=transaction)
         self._apply([(_PRODUCER + name.encode(), msgspec.msgpack.encode(producer)), *changes])

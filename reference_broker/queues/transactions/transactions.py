@@ -386,9 +386,12 @@ class Transactions(ProducerNames):
         transaction.afterwards.append(lambda: on_done(None))
 
     def forget_queue(self, queue: DurableQueue) -> None:
-        """A queue is deleted: what it held is gone, and open transactions that wrote to it or read from it fail."""
+        """A queue is deleted: what it held is gone, and open transactions that wrote to it or read from it fail.
+
+        Those that the broker began (:meth:`begin_alone`) go on without it.
+        """
         for transaction in [each for each in self._phases.open.values() if each.forget(queue)]:
-            if transaction.state in UNDECIDED:
+            if transaction.state in UNDECIDED and transaction.holder != NOBODY:
                 self._phases.abort(transaction, f"the queue {queue.name!r} was deleted")
         self._phases.forget_queue(queue)
         self.memory.forget(queue)
@@ -461,8 +464,9 @@ class Transactions(ProducerNames):
 
 
 def _confirmed_in(transaction: Transaction, on_confirmed: Confirm | None, error: QueueError | None) -> None:
-    """A message of a transaction that is lost dooms it."""
-    if error is not None and not transaction.reason:
+    """A message of a transaction that is lost dooms it, unless its queue was deleted and the others go on."""
+    is_gone = error is not None and error.code is QueueErrorCode.UNKNOWN_QUEUE and transaction.holder == NOBODY
+    if error is not None and not is_gone and not transaction.reason:
         transaction.reason = f"a message of it was lost: {error}"
     if on_confirmed is not None:
         on_confirmed(error)

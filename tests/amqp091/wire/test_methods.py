@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.amqp091.wire import content, fields, frames, replies
@@ -69,6 +69,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_what_is_written_is_read(data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(sorted(BY_NAME.values(), key=lambda each: each.name)))
