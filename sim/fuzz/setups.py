@@ -117,7 +117,6 @@ _AMQP_QUEUES = QueuesConfig(
     defaults={"partitions": 1},
     transactions=TransactionsConfig(max_messages=20, max_bytes=60_000),
 )
-_PRESSED = msgspec.structs.replace(_AMQP_QUEUES, max_memory_bytes=60_000)
 _AMQP_RULES = AclConfig(
     rules=(
         AclRuleConfig(topic="$queue/control-3f1c9d72a6", access=Permission.READWRITE),
@@ -133,7 +132,6 @@ AMQP_SETUPS: dict[str, Setup] = {
     "amqp-plain": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP), weight=5),
     "amqp-default": Setup(config=BrokerConfig(), weight=1),
     "amqp-traced": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP), weight=2, traced=True),
-    "amqp-pressed": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_PRESSED, amqp091=_AMQP), weight=1),
     "amqp-users": Setup(
         config=BrokerConfig(mqtt=_SMALL, queues=_AMQP_QUEUES, amqp091=_AMQP, auth=_USERS, acl=_AMQP_RULES), weight=2
     ),
