@@ -202,16 +202,20 @@ def confirms_one_by_one(patch: Patch) -> None:
 _OTHER_CODES: Mapping[str, tuple[Reply, bool]] = {
     "exchange.declare.type.typed": (Reply.NOT_ALLOWED, True),
     "exchange.declare.type.support": (Reply.PRECONDITION_FAILED, False),
-    "basic.consume.consumer-tag": (Reply.PRECONDITION_FAILED, False),
-    "basic.qos.prefetch-size": (Reply.NOT_IMPLEMENTED, True),
+    "basic.consume.consumer-tag.01": (Reply.PRECONDITION_FAILED, False),
+    "rmq.qos.prefetch-size": (Reply.NOT_IMPLEMENTED, True),
     "channel.open.state": (Reply.UNEXPECTED_FRAME, True),
-    "connection.open": (Reply.INVALID_PATH, True),
+    "connection.open.virtual-host.security": (Reply.INVALID_PATH, True),
     "connection.tune-ok.channel-max.upper-limit": (Reply.COMMAND_INVALID, True),
-    "queue.bind.queue-known": (Reply.SYNTAX_ERROR, True),
-    "sec.2.2.4": (Reply.UNEXPECTED_FRAME, True),
-    "sec.4.2.5": (Reply.FRAME_ERROR, True),
-    "sec.4.2.6": (Reply.FRAME_ERROR, True),
-    "sec.4.2.7": (Reply.CHANNEL_ERROR, True),
+    "queue.bind.queue.queue-known": (Reply.SYNTAX_ERROR, True),
+    "sec.2.2.4.pre-open-error": (Reply.UNEXPECTED_FRAME, True),
+    "grammar.connection": (Reply.UNEXPECTED_FRAME, True),
+    "sec.4.2.3.nonconnection-on-zero": (Reply.UNEXPECTED_FRAME, True),
+    "sec.4.2.4.unknown-method": (Reply.UNEXPECTED_FRAME, True),
+    "sec.4.2.5.5.truncated-table": (Reply.FRAME_ERROR, True),
+    "sec.4.2.6.interleave": (Reply.FRAME_ERROR, True),
+    "sec.4.2.6.bad-content": (Reply.FRAME_ERROR, True),
+    "sec.4.2.7.heartbeat-channel": (Reply.CHANNEL_ERROR, True),
 }
 """By the rule that was broken: another code for it, and whether the connection ends."""
 

@@ -30,7 +30,7 @@ _REPLIES: Final = {
     QueueErrorCode.BAD_OPTION: (Reply.PRECONDITION_FAILED, "rmq.x-queue-type"),
     QueueErrorCode.EXISTS: (Reply.PRECONDITION_FAILED, "rmq.redeclare.equivalence"),
     QueueErrorCode.IN_USE: (Reply.PRECONDITION_FAILED, "queue.delete.if-unused.in-use"),
-    QueueErrorCode.NOT_ALLOWED: (Reply.ACCESS_REFUSED, "connection.open.virtual-host.security"),
+    QueueErrorCode.NOT_ALLOWED: (Reply.ACCESS_REFUSED, "sec.2.3.6.exceptions"),
     QueueErrorCode.TOO_LARGE: (Reply.CONTENT_TOO_LARGE, "rmq.max-message-size"),
     QueueErrorCode.FULL: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
     QueueErrorCode.QUOTA: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),

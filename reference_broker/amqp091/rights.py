@@ -21,7 +21,7 @@ TOPICS: Final = "amq.topic"
 
 def _refused(connection: AmqpConnection, right: str, what: str) -> AmqpError:
     text = f"{right} access to {what} refused for user '{connection.asserted_name[:80]}'"
-    return AmqpError(Reply.ACCESS_REFUSED, text, rule="connection.open.virtual-host.security")
+    return AmqpError(Reply.ACCESS_REFUSED, text, rule="sec.2.3.6.exceptions")
 
 
 def _exchange_topic(exchange: str, routing_key: str = "") -> str:

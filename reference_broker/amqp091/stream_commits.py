@@ -37,15 +37,15 @@ def commit(channel: Channel, stream: str, headers: Table, now: float, on_done: C
     group, offset = fields.get(GROUP_ID), fields.get(OFFSET)
     if group is None or group.kind is not Kind.TEXT or offset is None or offset.kind not in INTEGERS:
         text = f"a commit has the headers {GROUP_ID}, a text, and {OFFSET}, an integer"
-        raise AmqpError(Reply.PRECONDITION_FAILED, text)
+        raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.x-queue-type")
     rights.check_queue(connection, stream, read=True)
     record = service.find(vhost, stream, connection)
     if not service.use_of(vhost, record).arguments.is_stream:
-        raise AmqpError(Reply.PRECONDITION_FAILED, f"'{stream[:80]}' is no stream")
+        raise AmqpError(Reply.PRECONDITION_FAILED, f"'{stream[:80]}' is no stream", rule="rmq.x-queue-type")
     consumer = channel.consuming.reader_of(record, group.value)
     if consumer is None:
         text = f"the channel has no consumer of the stream '{stream[:80]}' in the group '{group.value[:80]}'"
-        raise AmqpError(Reply.PRECONDITION_FAILED, text)
+        raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.x-queue-type")
     name = service.engine_name(vhost, stream)
     connection.broker.engine.groups.commit(
         name, group.value, 0, offset.value, consumer_id=consumer.client_id, now=now, on_done=on_done
