@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from assay.reference_broker.config_amqp091 import Amqp091Config, amqp091_problems
+from assay.reference_broker.config_amqp091 import Amqp091Config as Amqp091Config
+from assay.reference_broker.config_amqp091 import amqp091_problems
 from assay.reference_broker.config_listeners import CertificateConfig as CertificateConfig
 from assay.reference_broker.config_listeners import ListenerConfig as ListenerConfig
 from assay.reference_broker.config_listeners import ListenerProtocol as ListenerProtocol

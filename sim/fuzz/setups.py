@@ -7,6 +7,7 @@ import msgspec
 from assay.reference_broker.config import (
     AclConfig,
     AclRuleConfig,
+    Amqp091Config,
     AuthConfig,
     BrokerConfig,
     Durability,
@@ -18,7 +19,6 @@ from assay.reference_broker.config import (
     TransactionsConfig,
     UserConfig,
 )
-from assay.reference_broker.config_amqp091 import Amqp091Config
 
 USER, PASSWORD = "ann", "secret"
 _CREDENTIALS = (

@@ -117,7 +117,7 @@ def _each_by_itself(patch: pytest.MonkeyPatch) -> None:
         for published in self._transaction.publishes:
             for queue in published.queues:
                 left += 1
-                self._enqueue(published, queue, done, now)
+                self._enqueue(published, published.message, queue, done, now)
         for settlement in self._transaction.settlements:
             left += 1
             self._channel.consuming.carry_out(settlement, now, done)

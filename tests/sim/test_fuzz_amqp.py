@@ -124,13 +124,13 @@ def _miscounts_content(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skips_tags(patch: pytest.MonkeyPatch) -> None:
-    original = Consuming._settle
+    original = Consuming.qos
 
-    def settle(self: Consuming, taken: Any, outcome: Any, now: float) -> None:
-        self._next_tag += len(taken) > 1
-        original(self, taken, outcome, now)
+    def qos(self: Consuming, *values: Any) -> None:
+        self._next_tag += 1
+        original(self, *values)
 
-    patch.setattr(Consuming, "_settle", settle)
+    patch.setattr(Consuming, "qos", qos)
 
 
 def _confirms_twice(patch: pytest.MonkeyPatch) -> None:
@@ -164,14 +164,14 @@ def _keeps_consumers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _does_too_much(patch: pytest.MonkeyPatch) -> None:
-    original = Consuming.recover_async
+    original = Consuming.flow
 
-    def recover(self: Consuming, requeue: bool, now: float) -> None:
+    def flow(self: Consuming, **values: Any) -> None:
         for number in range(500_000):
             _nothing(number)
-        original(self, requeue, now)
+        original(self, **values)
 
-    patch.setattr(Consuming, "recover_async", recover)
+    patch.setattr(Consuming, "flow", flow)
 
 
 def _nothing(_number: int) -> None: ...
