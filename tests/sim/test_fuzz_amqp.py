@@ -18,7 +18,6 @@ from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import VirtualHost
-from assay.reference_broker.core.broker import Broker
 from assay.sim.fuzz import campaign
 from assay.sim.fuzz.actions import Open, Probe, Send, load_replay, save_replay
 from assay.sim.fuzz.amqp_grammar import AmqpGrammar
@@ -178,14 +177,15 @@ def _nothing(_number: int) -> None: ...
 
 
 def _gives_twice(patch: pytest.MonkeyPatch) -> None:
-    original = Broker.enqueue
+    original = Consuming._deliver
 
-    def enqueue(self: Broker, address: Any, message: Any, *others: Any, **named: Any) -> None:
-        original(self, address, message, *others, **named)
-        if address.queue.startswith("control") and message.payload.endswith(b"7"):
-            self.engine.publish(address, message, self.now)
+    def deliver(self: Consuming, consumer: Any, delivery: Any) -> bool:
+        taken = original(self, consumer, delivery)
+        if taken and consumer.tag == "control" and delivery.message.payload.endswith(b"7"):
+            original(self, consumer, delivery)
+        return taken
 
-    patch.setattr(Broker, "enqueue", enqueue)
+    patch.setattr(Consuming, "_deliver", deliver)
 
 
 def _forgets_frames_that_wait(patch: pytest.MonkeyPatch) -> None:
