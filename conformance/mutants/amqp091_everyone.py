@@ -317,7 +317,7 @@ def back_in_any_order(patch: Patch) -> None:
 def damage_without_a_word(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def fail(self: AmqpConnection, error: AmqpError, now: float) -> None:
-            if error.rule == "sec.4.2.3" and error.code is Reply.FRAME_ERROR:
+            if error.rule.startswith("sec.4.2.3.") and error.code is Reply.FRAME_ERROR:
                 self.error = error
                 self._end(now)
             else:

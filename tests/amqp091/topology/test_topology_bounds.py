@@ -266,7 +266,7 @@ def test_arguments_are_so_large_and_so_deep_and_no_more(value: Typed, words: str
         lambda: vhost.unbind_queue("q", "x", "", given),
     ):
         code, found, rule = refused(act)
-        assert (code, rule) == (406, "sec.4.2.5")
+        assert (code, rule) == (406, "sec.4.2.1.field-types")
         assert words in found
     assert "y" not in vhost.exchanges
     assert vhost.exchanges["x"].bindings == {}
