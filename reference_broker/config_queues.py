@@ -387,7 +387,8 @@ def limit_problems(queue: QueueConfig) -> list[str]:
     problems = [
         f"{where}.{name} must be {lowest} or more"
         for name, value, lowest in (
-            ("max_depth", queue.max_depth, 1),
+            # What is ready may be none: a message is for whoever waits for it.
+            ("max_depth", queue.max_depth, int(queue.limits_count is LimitScope.UNSETTLED)),
             ("max_groups", queue.max_groups, 1),
             ("max_bytes", queue.max_bytes, 0),
             ("max_message_bytes", queue.max_message_bytes, 0),

@@ -235,7 +235,7 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
     if arguments.message_ttl_ms is not None:
         settings["message_ttl_s"] = max(arguments.message_ttl_ms, AT_ONCE_MS) / 1_000
     if arguments.max_length is not None:
-        settings["max_depth"] = max(1, arguments.max_length)
+        settings["max_depth"] = arguments.max_length
     if arguments.max_length_bytes is not None:
         settings["max_bytes"] = max(1, arguments.max_length_bytes)
     if not durable:

@@ -295,6 +295,32 @@ def test_a_full_queue_drops_its_head() -> None:
     assert c.get("q").name == "basic.get-empty"
 
 
+def test_a_queue_of_no_length_has_messages_for_those_who_wait_for_one() -> None:
+    c = client()
+    c.declare("d")
+    letters = table(x_max_length=0, x_dead_letter_exchange="", x_dead_letter_routing_key="d")
+    c.declare("q", arguments=letters)
+    c.say(1, "confirm.select", False)
+    assert [each.name for each in c.publish("q", b"nobody waits")] == ["basic.ack"]
+    assert c.get("q").name == "basic.get-empty"
+    assert c.get("d").body == b"nobody waits"
+    c.say(1, "basic.qos", 0, 1, False)
+    c.consume("q", "t")
+    said = c.publish("q", b"one") + c.publish("q", b"two")
+    assert [each.body for each in said if each.name == "basic.deliver"] == [b"one"]
+    assert not [each for each in said if each.name == "basic.nack"]
+    assert c.get("d").body == b"two"
+    assert c.declare("q", passive=True).values[1] == 0
+
+
+def test_a_queue_of_no_length_that_rejects_publishes_rejects_them_all() -> None:
+    c = client()
+    c.declare("q", arguments=table(x_max_length=0, x_overflow="reject-publish"))
+    c.say(1, "confirm.select", False)
+    assert [each.name for each in c.publish("q", b"x")] == ["basic.nack"]
+    assert c.get("q").name == "basic.get-empty"
+
+
 def test_messages_expire() -> None:
     c = client()
     c.declare("q", arguments=table(x_message_ttl=1_000))

@@ -50,7 +50,7 @@ class Life:
         rng = self.rng
         found: dict[str, Any] = {"x_overflow": rng.choice(["drop-head", "reject-publish", "reject-publish-dlx"])}
         for name, values in (
-            ("x_max_length", (1, 2, 5, 10)),
+            ("x_max_length", (0, 1, 2, 5, 10)),
             ("x_max_length_bytes", (5, 20, 60)),
             ("x_message_ttl", (100, 1_000)),
             ("x_delivery_limit", (0, 2)),

@@ -109,11 +109,14 @@ class QueueLimits(TimeToLive):
             self._pass_expired(now)
             agenda.cost += agenda.work
             agenda.work = earlier
-        if self._contents.staying >= limit and not self.drop_oldest(now, None):
+        if not limit and self._contents.config.overflow.drops:
+            # It is dropped unless somebody has room for it.
+            self.trim_ready(now)
+        elif self._contents.staying >= limit and not self.drop_oldest(now, None):
             raise self._refuse(f"the queue {self._contents.name!r} holds {limit} messages, which is its limit")
         for _ in range(MORE_DROPS):
             # The limit was higher once, or a loss of power brought some back.
-            if self._contents.staying < limit or not self.drop_oldest(now, None):
+            if self._contents.staying < max(1, limit) or not self.drop_oldest(now, None):
                 break
 
     def make_byte_room(self, size: int, now: float) -> None:
