@@ -87,7 +87,9 @@ SELECT i.run_id, i.value,
             WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'
             ELSE 'info' END AS status,
        coalesce(min(CASE WHEN c.first.type = 'ok' THEN c.first.idx END), -1) AS cpl_idx,
-       coalesce(min(CASE WHEN c.first.type = 'ok' THEN struct(c.first.idx, c.first.time_ns) END).time_ns, -1) AS cpl_ns
+       coalesce(min(CASE WHEN c.first.type = 'ok' THEN struct(c.first.idx, c.first.time_ns) END).time_ns, -1) AS cpl_ns,
+       coalesce(min(CASE WHEN c.first.type = 'ok' THEN struct(c.first.idx, i.idx AS asked_idx) END).asked_idx, -1)
+       AS asked_idx
 FROM invoked i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
 GROUP BY i.run_id, i.value
 )

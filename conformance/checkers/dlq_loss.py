@@ -10,7 +10,8 @@ and a subject (Q, g, v) whose send has status ok or info::
     A11 = {(Q, g, v) : rejected or exhausted, no ACK of the subject has status ok or info, v not in dead(Q)}
 
 Severity: ``safety``; ``quality`` when a fault that the contract lets destroy acknowledged data began after the
-settlement was confirmed, or the disk was damaged at any time. ``index`` is the completion of that REJECT or NACK.
+settlement was invoked (the answer may have been on its way), or the disk was damaged at any time. ``index`` is the
+completion of that REJECT or NACK.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             Anomaly(
                 checker=CHECKER,
                 anomaly="A11",
-                severity=Severity.QUALITY if due_row.cpl_idx < destroyed else Severity.SAFETY,
+                severity=Severity.QUALITY if due_row.inv_idx < destroyed else Severity.SAFETY,
                 queue=queue,
                 group=group,
                 value=value,

@@ -18,7 +18,9 @@ not of plain MQTT, where nobody says whether an acknowledgement arrived.
 
 Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when a fault that the contract lets destroy
 acknowledged data (:func:`assay.conformance.checkers.excuses.destruction_by`) began after the send was acknowledged (A1)
-or after the last delivery (F6), or when the disk was damaged at any time.
+or after the last delivery (F6), or when the disk was damaged at any time. What a client saw after the fault may have
+been on its way before: the broker may have acknowledged as early as the publish was invoked (``asked_idx``), and
+delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -76,7 +78,8 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
             missing.append(send)
         elif settles and not _final(tables, queue, group, send.value):
             last = seen[-1].index
-            severity = Severity.QUALITY if last < destroyed else Severity.SAFETY
+            sent_idx = min(last, tables.started[seen[-1].process])
+            severity = Severity.QUALITY if sent_idx < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(
                     checker=CHECKER,
@@ -92,7 +95,7 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
     if missing:
         bounds = _read_bounds(tables, queue, group, dead)
         for send in missing:
-            severity = Severity.QUALITY if excused or send.cpl_idx < destroyed else Severity.SAFETY
+            severity = Severity.QUALITY if excused or send.asked_idx < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(
                     checker=CHECKER,

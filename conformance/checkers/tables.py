@@ -8,9 +8,9 @@ below), ``time_ns`` only measures.
     ``queue, key, producer, seq, inv_idx, inv_ns`` come from the first invocation; ``invocations`` counts them (more
     than one means that the publisher retried). ``status`` is ``ok`` if any completion is ``ok``; else ``info`` if any
     is ``info`` or any invocation has no completion; else ``fail``. ``cpl_idx, cpl_ns`` come from the first ``ok``
-    completion, or are -1. A send that a CANCEL was invoked for, which was not refused (or by a disk that refused
-    everything: it may be done later), is ``info`` instead of ``ok``: it may be there or not; ``taken_back`` is the
-    ``idx`` of the first CANCEL ``ok``, or -1.
+    completion, ``asked_idx`` from the invocation of that, or are -1. A send that a CANCEL was invoked for, which was
+    not refused (or by a disk that refused everything: it may be done later), is ``info`` instead of ``ok``: it may be
+    there or not; ``taken_back`` is the ``idx`` of the first CANCEL ``ok``, or -1.
 ``deliveries``
     The DELIVER events of type ``ok``, in order of ``idx``. A delivery is *dead-lettered* when its queue begins with
     ``$dlq/``; the rest of that name is its source queue. All others are *main* deliveries.
@@ -76,6 +76,8 @@ class Send(msgspec.Struct, kw_only=True, gc=False):
     status: OpType = OpType.INFO
     cpl_idx: int = -1
     cpl_ns: int = -1
+    asked_idx: int = -1
+    """The invocation that it completes."""
     taken_back: int = -1
     removes: bool = False
     txn: str = ""
@@ -345,6 +347,7 @@ class Builder:
                 send.status = OpType.OK
                 send.cpl_idx = event.index
                 send.cpl_ns = event.time_ns
+                send.asked_idx = event.op
         elif event.type is OpType.FAIL:
             send.pending -= 1
             if send.pending == 0 and send.status is not OpType.OK:

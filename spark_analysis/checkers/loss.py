@@ -16,7 +16,7 @@ final AS (  -- settled for good, or perhaps so
     WHERE s.kind IN ('ack', 'reject') AND (s.status <> 'fail' OR f.run_id IS NOT NULL)
 ),
 fates AS (  -- what became of every send, in every closed scope of its queue
-    SELECT s.*, c.consumer_group, c.since, r.idx AS read_idx,
+    SELECT s.*, c.consumer_group, c.since, r.idx AS read_idx, r.process AS reader,
            d.value IS NOT NULL AS is_dead, f.value IS NOT NULL AS is_final
     FROM {sends} s
     JOIN {scopes} c ON c.run_id = s.run_id AND c.queue = s.queue AND c.listed AND c.closed
@@ -32,18 +32,19 @@ placed AS (  -- how far each producer's stream arrived
     FROM fates WINDOW stream AS (PARTITION BY run_id, queue, consumer_group, producer)
 ),
 missing AS (
-    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to
+    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to, least(b.since, p.read_idx) AS sent_idx
     FROM placed p JOIN {contracts} k ON k.run_id = p.run_id
+    LEFT JOIN {started} b ON b.run_id = p.run_id AND b.process = p.reader  -- it may have been on its way since then
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
 )
 SELECT run_id, 'lost' AS checker, 'A1' AS anomaly,
-       CASE WHEN may_lose OR cpl_idx < destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
+       CASE WHEN may_lose OR asked_idx < destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, cpl_idx AS idx,
        CASE WHEN least IS NULL THEN 'all' WHEN seq < least THEN 'prefix'
             WHEN seq > greatest THEN 'postfix' ELSE 'middle' END AS detail
 FROM missing WHERE read_idx IS NULL
 UNION ALL
-SELECT run_id, 'lost', 'F6', CASE WHEN read_idx < destroyed_to THEN 'quality' ELSE 'safety' END,
+SELECT run_id, 'lost', 'F6', CASE WHEN sent_idx < destroyed_to THEN 'quality' ELSE 'safety' END,
        queue, consumer_group, value, read_idx, 'delivered, never settled, not redelivered'
 FROM missing WHERE read_idx IS NOT NULL AND NOT is_final AND NOT may_lose AND NOT startswith(queue, '$mqtt/')
 """
@@ -64,11 +65,12 @@ WITH judged AS (  -- what the group said of each message, and which of its words
     GROUP BY s.run_id, s.queue, s.consumer_group, s.value
 ),
 due AS (
-    SELECT *, coalesce(rejected, exhausted).cpl_idx AS due_idx FROM judged
+    SELECT *, coalesce(rejected, exhausted).cpl_idx AS due_idx, coalesce(rejected, exhausted).inv_idx AS asked_idx
+    FROM judged
     WHERE NOT is_acked AND coalesce(rejected, exhausted) IS NOT NULL
 )
 SELECT d.run_id, 'dlq_loss' AS checker, 'A11' AS anomaly,
-       CASE WHEN d.due_idx < k.destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
+       CASE WHEN d.asked_idx < k.destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
        d.queue, d.consumer_group, d.value, d.due_idx AS idx,
        CASE WHEN d.rejected IS NOT NULL THEN 'rejected' ELSE 'retries exhausted' END AS detail
 FROM due d

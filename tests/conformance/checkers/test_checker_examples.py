@@ -18,6 +18,26 @@ from tests.conformance.checkers.history import CONTRACT, FAIL, INFO, INVOKE, NO_
 
 
 class TestLost:
+    def test_what_was_on_its_way_when_power_failed_was_said_before(self) -> None:
+        """Held up by a partition: a confirm, a delivery and the answer to a reject are seen after the fault."""
+        contract = msgspec.structs.replace(CONTRACT, acked_means=AckedMeans.OS)
+        for reader, severity in (("c", Severity.QUALITY), ("new", Severity.SAFETY)):
+            history = History()
+            one_message(history, 0)
+            sent = {"queue": "q", "key": "k", "value": "p-1", "producer": "p", "seq": 1}
+            publish = history.add("p", OpKind.PUBLISH, INVOKE, **sent)
+            history.deliver(history.send(2))
+            rejected = {"queue": "q", "group": "g", "value": "p-2"}
+            reject = history.add("c", OpKind.REJECT, INVOKE, **rejected)
+            value = history.send(3)
+            history.fault("power_loss")
+            history.add("p", OpKind.PUBLISH, OK, op=publish, **sent)
+            history.add("c", OpKind.REJECT, OK, op=reject, **rejected)
+            history.deliver(value, to=reader)
+            history.drain()
+            found = {row.anomaly: row.severity for row in history.rows(contract)}
+            assert found == {"A1": Severity.QUALITY, "A11": Severity.QUALITY, "F6": severity}
+
     def lossy(self, status: OpType | None = OK) -> History:
         history = History()
         one_message(history, 0)
