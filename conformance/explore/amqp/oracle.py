@@ -348,6 +348,9 @@ class Oracle:
             queue.ghosts.remove(copy)
             queue.copies.append(copy)
         self._alive(copy)
+        source = copy.source
+        if source is not None and copy not in (source.letters or ()):
+            self._doubt(source)
         copy.sure, copy.sure_at = True, min(copy.sure_at, self.moment)
         if not copy.free:
             copy.seen_at = self.moment
@@ -369,6 +372,12 @@ class Oracle:
                 self._alive(letter)
                 letter.queue.copies.remove(letter)
         copy.letters = None
+
+    def _doubt(self, copy: Copy) -> None:
+        """A letter of it is from before a kill: it need not have come back, nor become a letter again."""
+        copy.sure = copy.likely = False
+        for letter in copy.letters or ():
+            self._doubt(letter)
 
     def _leave(self, copy: Copy, why: str) -> None:
         copy.place, copy.why_gone = Place.GONE, why
@@ -490,6 +499,7 @@ class Oracle:
             letter.free, letter.deaths = True, deaths
             letter.tells = copy.tells
             letter.likely = name in certain
+            letter.source = copy
             if self.now - target.left_at < 2 * MARGIN_S:
                 letter.redelivered = None
                 letter.likely = letter.likely and not target.was_read_greedily
@@ -668,6 +678,7 @@ class Oracle:
         queue.ghosts = []
         for copy in queue.copies:  # it may be there beside what became of it
             copy.letters = None
+        self._drop_head(queue)  # what was with consumers counts again
 
     # What must come
 

@@ -87,6 +87,8 @@ class Copy:
     why_gone: str = ""
     letters: list[Copy] | None = None
     """What becomes of it, if it may have died."""
+    source: Copy | None = None
+    """What died, if it is a dead letter."""
     dying: str = ""
     """The reason that they tell."""
 

@@ -361,6 +361,31 @@ def test_a_full_queue_refuses_and_one_that_drops_does_not() -> None:
         bench.get(bench.link(), first)
 
 
+def test_what_was_held_at_a_kill_counts_for_a_length_again() -> None:
+    """Either of the two may have made room for the other (reference, seed 1)."""
+    bench = Bench(QueuePlan(max_length=1))
+    link = bench.link("confirm")
+    bench.get(link, bench.publish(link, confirmed=True))
+    bench.publish(link, confirmed=True)
+    bench.oracle.killed()
+    assert bench.ready() == (0, 2)
+
+
+def test_a_letter_from_before_a_kill_is_all_that_must_be_there() -> None:
+    """What had died by then need not die again (reference, seed 1)."""
+    bench = Bench(QueuePlan(letters=-1, letter_queue=1), QueuePlan())
+    message = bench.publish(bench.link("confirm"), confirmed=True, ttl_s=1.0)
+    bench.oracle.now += 1.1
+    bench.oracle.expire()
+    bench.oracle.killed()
+    bench.oracle.now += 1 + MARGIN_S
+    bench.oracle.expire()
+    assert bench.ready(1) == (1, 2)
+    headers = {"x-death": [{"queue": "q0", "reason": "expired", "count": 1}]}
+    bench.get(bench.link(), message, 1, routing_key="q1", properties={"headers": headers})
+    assert bench.ready(1) == (0, 1)
+
+
 def test_what_is_held_may_count_for_a_limit() -> None:
     for accepted in (True, False):
         bench = Bench(QueuePlan(max_length=1, overflow="reject-publish"))
