@@ -47,6 +47,16 @@ def test_a_life_makes_every_call_that_there_is(counts: dict[Durability, dict[str
         assert made.keys() == SEAM
 
 
+def test_a_sync_that_is_tried_again_at_once_is_told_of(counts: dict[Durability, dict[str, int]]) -> None:
+    """Where a group begins is synced before its SUBACK: an error that passed was not told of."""
+    faults = [
+        Fault("sync_folder", first + 1, errno.EMFILE, 1) for first in range(counts[Durability.FSYNC]["sync_folder"])
+    ]
+    assert [
+        (fault, found) for fault in faults if (found := complaints(fault, Durability.FSYNC, power_lost=False))
+    ] == []
+
+
 @pytest.mark.parametrize("power_lost", [False, True])
 @pytest.mark.parametrize("call", sorted(SEAM))
 def test_a_call_that_fails_costs_nothing_that_was_confirmed(

@@ -48,17 +48,23 @@ class Syncs(Protocol):
     def finish_sync(self, error: OSError | None) -> object: ...
 
 
-def sync_now(log: Syncs) -> OSError | None:
-    """Make all that was written durable, or say why that failed. Blocking: only where nobody is served meanwhile."""
+def _untold(_error: OSError) -> None: ...
+
+
+def sync_now(log: Syncs, on_retry: Callable[[OSError], None] = _untold) -> OSError | None:
+    """Make all that was written durable, or say why that failed. Blocking: only where nobody is served meanwhile.
+
+    ``on_retry``: told of what was not tried, and is tried again at once.
+    """
     task = log.start_sync()
     if task is None:
         return None
-    error = run_now(task)
+    error = run_now(task, on_retry)
     log.finish_sync(error)
     return error
 
 
-def run_now(task: SyncTask) -> OSError | None:
+def run_now(task: SyncTask, on_retry: Callable[[OSError], None] = _untold) -> OSError | None:
     """Run a task here and now, again where that was not tried; the error that it ended with, if it did. Blocking."""
     error: OSError | None = None
     for _ in range(_TRIES):
@@ -67,6 +73,7 @@ def run_now(task: SyncTask) -> OSError | None:
         except OSError as failure:
             error = failure.with_traceback(None)  # its frames hold this one
             if is_passing(error):
+                on_retry(error)
                 continue
             return error
         return None

@@ -23,7 +23,7 @@ from assay.reference_broker.queues.groups.pending import GroupPartition, Pending
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, CursorPosition
 from assay.reference_broker.queues.groups.take_up import inherit
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, ignore, sync_now
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
 from assay.reference_broker.queues.limits.limits import QUEUE_FULL, QueueLimits
@@ -309,7 +309,7 @@ class DurableQueue(EnqueuePath):
             self.retire_mark()
         # With its log: a broker that is killed in between would find a group that begins at the first message.
         created.write(self._agenda.now)
-        if self._confirm_when_synced and not transient and (failure := sync_now(created.log)) is not None:
+        if self._confirm_when_synced and not transient and (failure := created.log.sync_at_once()) is not None:
             # Whoever subscribed is told that the group is there: no loss of power may let it begin elsewhere.
             raise QueueError(QueueErrorCode.STORAGE_FAILED, f"the group {group_id!r} cannot be synced: {failure}")
         self._room = 0
