@@ -82,7 +82,7 @@ WHOLE = AmqpLife(
 """A bit of everything."""
 BUGS = {
     "amqp-never-redelivered": {"redelivered-flag-missing"},
-    "amqp-requeue-ignored": {"message-lost", "undelivered"},
+    "amqp-requeue-ignored": {"message-lost", "message-lost-by-a-restart", "undelivered"},
     "amqp-direct-unbound-with-its-neighbours": {"connection-ended", "message-lost", "return", "return-missing"},
     "amqp-unbound-is-remembered": {"never-routed-there", "return-missing", "return-after-its-confirm"},
 }
