@@ -181,8 +181,8 @@ def snapshots_often(patch: Patch) -> None:
 @mutant("engine-decision-settles-what-is-given-anew", "a start settles what a commit did, also if it is delivered anew")
 def decision_settles_what_is_given_anew(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def of_any_time(queue: str, group: str, partition: int, offset: int, _: int) -> HeldOffset:
-            held: HeldOffset = original(queue, group, partition, offset)
+        def of_any_time(queue: str, group: str, partition: int, offset: int, _: int, is_rejected: bool) -> HeldOffset:
+            held: HeldOffset = original(queue, group, partition, offset, None, is_rejected)
             return held
 
         return of_any_time

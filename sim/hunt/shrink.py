@@ -178,6 +178,8 @@ def shrink(
         pass
     _until_nothing_helps(shrinker)
     _calm(shrinker)
+    # With less left to chance more of the smaller ones fail.
+    _until_nothing_helps(shrinker)
     last = shrinker.fails(shrinker.record)
     events = [] if last is None else last[1]
     return Shrunk(
