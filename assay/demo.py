@@ -86,7 +86,7 @@ def steps(out: Path, seed: int) -> list[Step]:
     found = [
         Step(
             name="conformance",
-            title="MQTT 3.1.1, 5.0 and queue suites on the reference broker",
+            title="MQTT, AMQP 0.9.1 and queue suites on the reference broker",
             arguments=(
                 "conformance",
                 "run",
