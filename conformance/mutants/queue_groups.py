@@ -336,9 +336,11 @@ def time_is_late(patch: Patch) -> None:
 @mutant("queue-cursor-moves-any-group", "a cursor also moves a group that has a position")
 def moves_any_group(patch: Patch) -> None:
     def make(original: _Call) -> _Call:
-        def group(self: queue.DurableQueue, name: str, pattern: str, position: CursorPosition | None = None) -> Any:
+        def group(
+            self: queue.DurableQueue, name: str, pattern: str, position: CursorPosition | None = None, **options: Any
+        ) -> Any:
             known = name in self.groups
-            found = original(self, name, pattern, position)
+            found = original(self, name, pattern, position, **options)
             if known and position is not None:
                 cursors.reset(found, position, found.places, None)
             return found

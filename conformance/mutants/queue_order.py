@@ -129,13 +129,13 @@ def dead_letters_in_memory(patch: Patch) -> None:
 @mutant("queue-unread-is-dropped", "what no group needs is deleted from time to time, also when there is no group yet")
 def unread_is_dropped(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def group(self: DurableQueue, *rest: Any) -> Any:
+        def group(self: DurableQueue, *rest: Any, **options: Any) -> Any:
             if not self.groups:
                 for partition in self.partitions:
                     first = partition.get(partition.head) if partition.head < partition.log.next_offset else None
                     if first is not None and self._agenda.now - first.enqueued_at > _CLEAN_UP_S:
                         partition.head = partition.log.next_offset
-            return original(self, *rest)
+            return original(self, *rest, **options)
 
         return group
 
