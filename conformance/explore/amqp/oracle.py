@@ -44,6 +44,8 @@ class Oracle:
         self.moment = 0
         self.now = 0.0
         self._orders = 0
+        self._dying: list[Copy] = []
+        """Those whose dead letters are being made."""
 
     # Publishing
 
@@ -469,19 +471,28 @@ class Oracle:
     # Dying
 
     def _die(self, copy: Copy, reason: str, *, certain: bool) -> None:
+        is_first = copy.letters is None
         if copy.letters is None:
-            copy.dying = reason
-            copy.letters = self._letters(copy, reason)
+            copy.dying, copy.letters = reason, []
         elif copy.dying != reason:
             for letter in copy.letters:
                 letter.tells = False
+        if copy not in self._dying:  # a circle ends here
+            self._dying.append(copy)
+            made = self._letters(copy, reason, {letter.queue.name for letter in copy.letters})
+            self._dying.pop()
+            for letter in [] if is_first else made:
+                # It may have died before there was this way.
+                letter.likely = False
+            copy.letters += made
         if certain:
             for letter in copy.letters:
                 letter.sure = copy.sure and letter.likely
                 letter.expires_by = self.now + MARGIN_S + letter.queue.ttl_s
             self._leave(copy, reason)
 
-    def _letters(self, copy: Copy, reason: str) -> list[Copy]:
+    def _letters(self, copy: Copy, reason: str, known: Collection[str]) -> list[Copy]:
+        """What becomes of it, where it has not been seen to lead yet."""
         queue, message = copy.queue, copy.message
         if queue.letters is None:
             return []
@@ -491,7 +502,7 @@ class Oracle:
         certain = route(self.exchanges, self.queues, queue.letters, [key], message.headers)
         made = []
         for name in sorted(route(self.exchanges, self.queues, queue.letters, every, message.headers)):
-            if is_cycle(name, deaths):
+            if name in known or is_cycle(name, deaths):
                 continue
             target = self.queues[name]
             letter = self._copy(target, message, queue.letters, key)
@@ -503,8 +514,6 @@ class Oracle:
             if self.now - target.left_at < 2 * MARGIN_S:
                 letter.redelivered = None
                 letter.likely = letter.likely and not target.was_read_greedily
-            if copy.letters is None:
-                copy.letters = []  # a circle ends here
             if self._enqueue(letter) is not False:
                 made.append(letter)
                 self._take_places(target)

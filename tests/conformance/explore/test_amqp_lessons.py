@@ -386,6 +386,19 @@ def test_a_letter_from_before_a_kill_is_all_that_must_be_there() -> None:
     assert bench.ready(1) == (0, 1)
 
 
+def test_a_letter_goes_where_a_way_leads_when_its_message_dies_not_when_it_might_have() -> None:
+    """Its queue was declared in between (reference, seed 12)."""
+    bench = Bench(QueuePlan(max_length=1, letters=-1, letter_queue=1), QueuePlan())
+    later = bench.oracle.queues.pop("q1")
+    link = bench.link("confirm")
+    bench.get(link, bench.publish(link, confirmed=True))
+    message = bench.publish(link, confirmed=True)
+    bench.oracle.queues["q1"] = later
+    bench.publish(link, confirmed=True)
+    headers = {"x-death": [{"queue": "q0", "reason": "maxlen", "count": 1}]}
+    bench.get(bench.link(), message, 1, routing_key="q1", properties={"headers": headers})
+
+
 def test_what_is_held_may_count_for_a_limit() -> None:
     for accepted in (True, False):
         bench = Bench(QueuePlan(max_length=1, overflow="reject-publish"))
