@@ -89,8 +89,11 @@ class Oracle:
         copy.expires_at = copy.expires_by = self.now + min(message.ttl_s, queue.ttl_s)
         return copy
 
-    def _enqueue(self, copy: Copy) -> bool | None:
-        """Whether the queue takes it; None: it may. What makes room for it goes."""
+    def _enqueue(self, copy: Copy, *, late: bool = False) -> bool | None:
+        """Whether the queue takes it; None: it may. What makes room for it goes.
+
+        ``late``: it may come behind what is published after this.
+        """
         queue = copy.queue
         limit = queue.plan.max_length
         if not limit:
@@ -105,7 +108,7 @@ class Oracle:
                     self._die(copy, "maxlen", certain=True)
                 return False
             queue.copies.append(copy)
-            if most + held < limit:
+            if most + held < limit and not late:
                 return True
             copy.likely, copy.may_be_refused = False, True
             if dies:
@@ -480,6 +483,10 @@ class Oracle:
         if copy not in self._dying:  # a circle ends here
             self._dying.append(copy)
             made = self._letters(copy, reason, {letter.queue.name for letter in copy.letters})
+            for letter in copy.letters:
+                if letter.letters is not None and letter.place is Place.READY:
+                    # What it leads to may have a way by now, too.
+                    self._die(letter, letter.dying, certain=False)
             self._dying.pop()
             for letter in [] if is_first else made:
                 # It may have died before there was this way.
@@ -514,7 +521,7 @@ class Oracle:
             if self.now - target.left_at < 2 * MARGIN_S:
                 letter.redelivered = None
                 letter.likely = letter.likely and not target.was_read_greedily
-            if self._enqueue(letter) is not False:
+            if self._enqueue(letter, late=True) is not False:
                 made.append(letter)
                 self._take_places(target)
         return made

@@ -399,6 +399,32 @@ def test_a_letter_goes_where_a_way_leads_when_its_message_dies_not_when_it_might
     bench.get(bench.link(), message, 1, routing_key="q1", properties={"headers": headers})
 
 
+def test_what_a_letter_leads_to_may_have_a_way_by_then_too() -> None:
+    """Likewise, two queues further (reference, seed 12)."""
+    refuses = QueuePlan(max_length=1, overflow="reject-publish-dlx", letters=-1, letter_queue=2)
+    bench = Bench(QueuePlan(max_length=1, letters=-1, letter_queue=1), refuses, QueuePlan())
+    later = bench.oracle.queues.pop("q2")
+    link = bench.link("confirm")
+    bench.get(link, bench.publish(link, confirmed=True))
+    message = bench.publish(link, confirmed=True)
+    bench.oracle.queues["q2"] = later
+    bench.publish(link, confirmed=True)
+    died = [{"queue": name, "reason": "maxlen", "count": 1} for name in ("q1", "q0")]
+    bench.get(bench.link(), message, 2, routing_key="q2", properties={"headers": {"x-death": died}})
+
+
+def test_a_letter_may_come_late_to_a_queue_that_refuses() -> None:
+    """What is published meanwhile takes its place, and it dies anew (reference, seed 12)."""
+    full, letters = QueuePlan(max_length=1, overflow="reject-publish-dlx", letters=-1, letter_queue=2), QueuePlan()
+    bench = Bench(QueuePlan(letters=-1, letter_queue=1), full, letters)
+    link = bench.link("confirm")
+    message = bench.publish(link, confirmed=True)
+    bench.settle(link, bench.get(link, message), "reject")
+    bench.publish(link, 1, confirmed=True)
+    died = [{"queue": name, "reason": reason, "count": 1} for name, reason in (("q1", "maxlen"), ("q0", "rejected"))]
+    bench.get(bench.link(), message, 2, routing_key="q2", properties={"headers": {"x-death": died}})
+
+
 def test_what_is_held_may_count_for_a_limit() -> None:
     for accepted in (True, False):
         bench = Bench(QueuePlan(max_length=1, overflow="reject-publish"))
