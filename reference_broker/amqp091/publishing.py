@@ -306,7 +306,7 @@ class Publishing:
             is_taken = False
         else:
             batch = MessageBatch(messages, [message.payload for message in messages], None, origins)
-            is_taken = broker.enqueue_batch(place, batch, part, now)
+            is_taken = broker.enqueue_batch(place, batch, connection, part, now)
         if not is_taken:
             for at, message in enumerate(messages):
                 kept = message.properties

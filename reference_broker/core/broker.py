@@ -277,8 +277,9 @@ class Broker:
             if options is not None and options.producer_id is not None:
                 self.check_producer(options.producer_id, client)
             if client is not None and client.tenant is not None and self.tenants is not None:
-                # Last, since it charges for what is published.
-                client.tenant.check_publish(message, options, self.engine, now)
+                # Last, since it is charged for what is published.
+                size = client.tenant.check_publish((message,), options, self.engine, now)
+                client.tenant.charge(1, size)
             if within is not None:
                 options = options_within(within, options)
             self.engine.publish(address, message, now, on_confirmed, on_stored, options)
@@ -292,6 +293,7 @@ class Broker:
         self,
         address: QueueAddress,
         batch: MessageBatch,
+        client: Client,
         part: Callable[[Sequence[int]], Confirm],
         now: float,
     ) -> bool:
@@ -299,10 +301,21 @@ class Broker:
 
         ``part`` as in :meth:`QueueEngine.publish_batch`.
         """
+        tenant, size = None, 0
         if self.tenants is not None:
-            # Each is charged to somebody.
+            tenant = client.tenant
+            try:
+                self.tenants.check_reach(client, address)
+                if tenant is not None:
+                    size = tenant.check_publish(batch.messages, None, self.engine, now)
+            except QueueError:
+                # Some may fit; each hears of it.
+                return False
+        if not self.engine.publish_batch(address, batch, now, part):
             return False
-        return self.engine.publish_batch(address, batch, now, part)
+        if tenant is not None:
+            tenant.charge(len(batch.messages), size)
+        return True
 
     def settle(self, queue: str, request: SettleRequest, client: Client | None, now: float, on_done: Confirm) -> None:
         """Settle what a client holds; ``on_done`` is called once, now or later. See :meth:`QueueEngine.settle`."""

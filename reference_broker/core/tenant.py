@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,14 +69,20 @@ class Tenant:
 
     # -- quotas --------------------------------------------------------------------------------------------------
 
-    def check_publish(self, message: Message, options: PublishOptions | None, engine: QueueEngine, now: float) -> None:
-        """Charge a publish to a queue. Raises :class:`QueueError` (QUOTA), and then charges nothing."""
+    def check_publish(
+        self, messages: Sequence[Message], options: PublishOptions | None, engine: QueueEngine, now: float
+    ) -> int:
+        """Whether publishes to queues may be charged together; returns their bytes. Charges nothing.
+
+        ``options``: of the only one. Raises :class:`QueueError` (QUOTA).
+        """
         quotas = self.quotas
-        size = message_bytes(message)
-        if quotas.max_message_bytes and size > quotas.max_message_bytes:
+        sizes = list(map(message_bytes, messages))
+        size = sum(sizes)
+        if quotas.max_message_bytes and max(sizes) > quotas.max_message_bytes:
             raise self._over(f"a message has at most {quotas.max_message_bytes} bytes")
         if quotas.max_delay_hours and options is not None:
-            due_ms = due_time_ms(options, message, now)
+            due_ms = due_time_ms(options, messages[0], now)
             if due_ms is not None and due_ms > (now + quotas.max_delay_hours * 3_600) * 1000 + 1:
                 raise self._over(f"a delay has at most {quotas.max_delay_hours:g} hours")
         if quotas.max_storage_bytes:
@@ -86,16 +93,20 @@ class Tenant:
                     engine.free_settled(self.owns, now)
             if self._stored_bytes + size > quotas.max_storage_bytes:
                 raise self._over(f"it stores {quotas.max_storage_bytes} bytes at most")
-        messages, octets = self.publish_messages, self.publish_bytes
-        if messages is not None and messages.available(now) < 1:
+        count, octets = self.publish_messages, self.publish_bytes
+        if count is not None and count.available(now) < len(sizes):
             raise self._over(f"it publishes {quotas.publish_messages_per_s:g} messages a second at most")
         # A message larger than the bucket passes when that is full, and is paid for by those behind it.
-        if octets is not None and octets.available(now) < min(size, octets.capacity):
+        if octets is not None and octets.available(now) < size - sizes[-1] + min(sizes[-1], octets.capacity):
             raise self._over(f"it publishes {quotas.publish_bytes_per_s:g} bytes a second at most")
-        if messages is not None:
-            messages.take(1)
-        if octets is not None:
-            octets.take(size)
+        return size
+
+    def charge(self, count: int, size: int) -> None:
+        """So many publishes, which were found to fit."""
+        if self.publish_messages is not None:
+            self.publish_messages.take(count)
+        if self.publish_bytes is not None:
+            self.publish_bytes.take(size)
         self._stored_bytes += size
 
     def delivery_wait_s(self, size: int, now: float) -> float:

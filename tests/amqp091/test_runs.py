@@ -11,9 +11,11 @@ from assay.reference_broker.amqp091.runs import PublishReader, read_acks
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+from assay.reference_broker.config import QueuesConfig, TenantConfig, TenantQuotas
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import QueueStats
+from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -94,6 +96,16 @@ def scene() -> tuple[BrokerNode, AmqpClient, list[AmqpClient]]:
     readers[2].say(1, "basic.qos", 0, 5, False)
     readers[2].consume("c")
     return node, writer, readers
+
+
+def tenants_client(quotas: TenantQuotas) -> AmqpClient:
+    """One of a tenant with these, which has a queue ``q``."""
+    tenant = TenantConfig(name="acme", clients=("amqp091:*",), quotas=quotas)
+    c = AmqpClient(make_node(queues=QueuesConfig(tenants=(tenant,))), connected=False)
+    c.connect(vhost="acme")
+    c.open()
+    c.declare("q")
+    return c
 
 
 def without_joins(said: list[Said]) -> list[Said]:
@@ -212,6 +224,39 @@ def test_a_full_queue_refuses_the_last_of_a_run() -> None:
         *[(tag, "basic.ack") for tag in range(1, 6)],
         *[(tag, "basic.nack") for tag in range(6, 9)],
     ]
+
+
+@pytest.mark.parametrize(
+    "quotas",
+    [
+        TenantQuotas(publish_messages_per_s=40.0),
+        TenantQuotas(publish_bytes_per_s=2_000.0),
+        TenantQuotas(publish_bytes_per_s=30.0),
+        TenantQuotas(max_message_bytes=60),
+        TenantQuotas(max_storage_bytes=1_500),
+    ],
+)
+def test_a_tenant_pays_for_a_run_as_for_its_messages(quotas: TenantQuotas) -> None:
+    rng = random.Random(3)
+    for count in (3, 60):
+        stream = [publish("q", rng.randbytes(rng.randrange(100))) for _ in range(count)] * 2
+        heard = []
+        for parts in (stream, [b"".join(stream)], cuts(rng, b"".join(stream))):
+            c = tenants_client(quotas)
+            c.say(1, "confirm.select", False)
+            for part in parts:
+                c.send_raw(part)
+            heard.append(without_joins(c.hear()))
+        assert len(heard[0]) == 2 * count
+        assert heard[0] == heard[1] == heard[2]
+
+
+def test_a_run_of_a_tenant_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = tenants_client(TenantQuotas(publish_messages_per_s=1_000.0))
+    monkeypatch.setattr(EnqueuePath, "publish", None)
+    c.send_raw(publish("q", b"x") * 10)
+    c.hear()
+    assert c.declare("q", passive=True).values == ("q", 10, 0)
 
 
 def test_what_is_before_a_refused_publish_is_kept_and_what_is_behind_it_is_not() -> None:

@@ -54,7 +54,7 @@ def publish(
     tenant: Tenant, engine: QueueEngine, now: float = START, payload: bytes = b"m", *pairs: tuple[str, str]
 ) -> None:
     message = Message(topic=tenant_names.topic_in(tenant, "$queue/q"), payload=payload, user_properties=pairs)
-    tenant.check_publish(message, parse_options(pairs), engine, now)
+    tenant.charge(1, tenant.check_publish((message,), parse_options(pairs), engine, now))
     QueueTopics(engine).publish(message, now)
     engine.dispatch(now)
 
