@@ -48,6 +48,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
         "hash_password_command",
         "Make a password hash for the configuration.",
     ),
+    "token": ("assay.reference_broker.cli", "token_command", "Make a token for HTTP."),
     "report": ("assay.reports.cli", "report", "Make a static site, JUnit, Markdown and a badge from a run folder."),
     "demo": ("assay.demo", "demo", "The main job: assess the reference broker and open the report."),
 }

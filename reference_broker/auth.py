@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections import deque
 from collections.abc import Callable
 
 from assay.reference_broker import auth_scram
 from assay.reference_broker.auth_scram import METHOD, ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
-from assay.reference_broker.config import AuthConfig, ConfigError, UserConfig
+from assay.reference_broker.config import AuthConfig, ConfigError, TokenConfig, UserConfig
 
 __all__ = [
     "METHOD",
@@ -21,11 +22,15 @@ __all__ = [
     "ScramServer",
     "ScramState",
     "hash_password",
+    "hash_token",
+    "new_token",
     "scram_credentials",
 ]
 
 _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
 _MAX_CACHED = 10_000
+_TOKEN_PREFIX = "assay_"  # noqa: S105 - by which a leaked one is found
+_TOKEN_HASH = re.compile(r"sha256\$[0-9a-f]{64}")
 MAX_WAITING_CHECKS = 256
 """Passwords that wait to be checked; more clients are told to come back later."""
 MAX_RUNNING_CHECKS = 2
@@ -38,6 +43,16 @@ def hash_password(password: bytes) -> str:
     salt = secrets.token_bytes(16)
     digest = hashlib.scrypt(password, salt=salt, n=_COST, r=_BLOCK, p=_PARALLEL)
     return f"scrypt${_COST}${_BLOCK}${_PARALLEL}${salt.hex()}${digest.hex()}"
+
+
+def new_token() -> str:
+    """A bearer token: 32 random bytes as text."""
+    return f"{_TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+
+
+def hash_token(token: str) -> str:
+    """``sha256$<hex>``: what is kept of a token."""
+    return f"sha256${hashlib.sha256(token.encode(errors='surrogateescape')).hexdigest()}"
 
 
 def scram_credentials(password: str) -> str:
@@ -134,8 +149,9 @@ class Authenticator:
         If they are others, what a check or an exchange that is under way comes to does not count any more: its client
         is to start anew.
         """
+        tokens = _tokens(config)
         if config.users == self._users:
-            self._anonymous = config.anonymous
+            self._anonymous, self._tokens = config.anonymous, tokens
             return
         _check_users(config.users)
         passwords = {
@@ -147,8 +163,14 @@ class Authenticator:
         self._by_name = {user.username: user for user in config.users}
         self.has_users = bool(config.users)
         """Only then is a user name verified; otherwise it is what the client says."""
-        self._anonymous = config.anonymous
+        self._anonymous, self._tokens = config.anonymous, tokens
         self._verified: set[bytes] = set()
+
+    def token(self, token: str, now: float) -> TokenConfig | None:
+        """What a token that somebody shows stands for; None: nothing, or nothing any more."""
+        # Looked up by its hash: how long that takes tells nothing of any token.
+        found = self._tokens.get(hash_token(token))
+        return None if found is None or 0 < found.expires_at <= now else found
 
     def user(self, username: str | None) -> UserConfig | None:
         """What is configured of a user; None: nothing, as for one whom a certificate names."""
@@ -223,6 +245,24 @@ class Authenticator:
         if method != METHOD or self._scram is None:
             return None
         return ScramServer(self._scram, self._scram.nonce(randomness))
+
+
+def _tokens(config: AuthConfig) -> dict[str, TokenConfig]:
+    """By hash. Raises :class:`ConfigError`."""
+    users = {user.username for user in config.users}
+    found: dict[str, TokenConfig] = {}
+    for token in config.tokens:
+        if not _TOKEN_HASH.fullmatch(token.hash):
+            message = f"auth.tokens: the hash of {token.name!r} is not of the form `assay token` prints"
+            raise ConfigError(message)
+        if token.user not in users:
+            message = f"auth.tokens: {token.name!r} is of {token.user!r}, who is not among the users"
+            raise ConfigError(message)
+        if token.hash in found:
+            message = f"auth.tokens: {token.name!r} and {found[token.hash].name!r} are the same token"
+            raise ConfigError(message)
+        found[token.hash] = token
+    return found
 
 
 def _check_users(users: tuple[UserConfig, ...]) -> None:

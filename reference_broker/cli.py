@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +15,30 @@ from typing import Annotated
 import msgspec
 import typer
 
-from assay.reference_broker.auth import Authenticator, ScramError, hash_password, scram_credentials
+from assay.reference_broker.auth import (
+    Authenticator,
+    ScramError,
+    hash_password,
+    hash_token,
+    new_token,
+    scram_credentials,
+)
 from assay.reference_broker.broker import new_event_loop
-from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, check_config, load_config
+from assay.reference_broker.config import (
+    BrokerConfig,
+    ConfigError,
+    ListenerConfig,
+    ListenerProtocol,
+    Scope,
+    check_config,
+    load_config,
+)
 from assay.reference_broker.config_files import read_named_files
 from assay.reference_broker.queues import LogError, QueueOpenError
 from assay.reference_broker.quirks import find_quirks
 from assay.reference_broker.server.collector import tune_collector
 from assay.reference_broker.server.file_limit import raise_file_limit
+from assay.reference_broker.server.listeners import check_http
 from assay.reference_broker.server.log_lines import log_to_stderr
 from assay.reference_broker.server.readiness import NotReadyError
 from assay.reference_broker.server.running import RunningBroker
@@ -65,6 +82,8 @@ def serve(
         check_config(settings, "the command line")
         find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
+        if any(ListenerProtocol.HTTP in listener.protocols for listener in settings.listeners):
+            check_http()
         return settings
 
     try:
@@ -168,3 +187,28 @@ def hash_password_command(
     except ScramError as error:
         typer.echo(f"error: SCRAM cannot use this password: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from error
+
+
+def token_command(
+    name: Annotated[str, typer.Argument(help="What to call it: for people, and for the log.")],
+    user: Annotated[str, typer.Option(help="The user of auth.users that it stands for.")],
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="What its bearer may do: read, write, admin. Repeatable; default read.")
+    ] = None,
+    expires_in_days: Annotated[float | None, typer.Option(min=0.0, help="Without it, it does not expire.")] = None,
+) -> None:
+    """Make a token for HTTP, and print it; on standard error, what to put into the configuration (auth.tokens).
+
+    The token itself is not stored anywhere: only its hash is.
+    """
+    token = new_token()
+    entry: dict[str, object] = {
+        "name": name,
+        "user": user,
+        "hash": hash_token(token),
+        "scopes": [each.value for each in scope or [Scope.READ]],
+    }
+    if expires_in_days is not None:
+        entry["expires_at"] = int(time.time() + expires_in_days * 86_400)
+    typer.echo(f"# below auth.tokens:\n- {msgspec.json.encode(entry).decode()}", err=True)
+    typer.echo(token)

@@ -11,6 +11,10 @@ import msgspec
 
 from assay.reference_broker.config_amqp091 import Amqp091Config as Amqp091Config
 from assay.reference_broker.config_amqp091 import amqp091_problems
+from assay.reference_broker.config_http import HttpConfig as HttpConfig
+from assay.reference_broker.config_http import Scope as Scope
+from assay.reference_broker.config_http import TokenConfig as TokenConfig
+from assay.reference_broker.config_http import http_problems
 from assay.reference_broker.config_listeners import CertificateConfig as CertificateConfig
 from assay.reference_broker.config_listeners import ListenerConfig as ListenerConfig
 from assay.reference_broker.config_listeners import ListenerProtocol as ListenerProtocol
@@ -90,6 +94,8 @@ class AuthConfig(Section, frozen=True, kw_only=True):
     users: tuple[UserConfig, ...] = ()
     password_file: str = ""
     """Further users, a line each: ``<user>:<what assay hash-password prints>``. Read at start and at a reload."""
+    tokens: tuple[TokenConfig, ...] = ()
+    """What clients of HTTP may show in place of a password."""
 
 
 class Permission(StrEnum):
@@ -184,6 +190,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
     mqtt: MqttConfig = MqttConfig()
     amqp091: Amqp091Config = Amqp091Config()
+    http: HttpConfig = HttpConfig()
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
@@ -355,6 +362,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
         problems += rule_problems(config.acl.rules, "acl.rules")
     problems += mqtt_problems(config.mqtt)
     problems += amqp091_problems(config.amqp091)
+    problems += http_problems(config.http)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

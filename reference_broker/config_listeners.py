@@ -22,9 +22,11 @@ class ListenerProtocol(StrEnum):
 
     MQTT = "mqtt"
     AMQP091 = "amqp091"
+    HTTP = "http"
+    """Needs the extra ``http``; see :class:`assay.reference_broker.config_http.HttpConfig`."""
 
 
-_PORTS = {ListenerProtocol.MQTT: 1_883, ListenerProtocol.AMQP091: 5_672}
+_PORTS = {ListenerProtocol.MQTT: 1_883, ListenerProtocol.AMQP091: 5_672, ListenerProtocol.HTTP: 8_080}
 _USUAL_PORT = -1
 
 
@@ -76,7 +78,7 @@ class WebSocketConfig(Section, frozen=True, kw_only=True):
 class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = _USUAL_PORT
-    """0 = any free port. Without one, that of the first protocol: 1883, 5672."""
+    """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080."""
     protocols: tuple[ListenerProtocol, ...] = (ListenerProtocol.MQTT,)
     """Among several, a client's first bytes say which it speaks."""
     max_connections: int = 20_000
@@ -97,6 +99,8 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("protocols needs at least one, each once")
     elif listener.transport is Transport.WEBSOCKET and listener.protocols != (ListenerProtocol.MQTT,):
         problems.append("transport: websocket carries mqtt alone")
+    elif ListenerProtocol.HTTP in listener.protocols and len(listener.protocols) > 1:
+        problems.append("protocols: http has a port of its own")
     if not websocket.path.startswith("/"):
         problems.append(f"websocket.path must start with '/', not be {websocket.path!r}")
     if not 256 <= websocket.max_handshake_bytes <= 65_536:

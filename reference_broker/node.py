@@ -79,7 +79,7 @@ class BrokerNode:
         self._arrivals: ArrivalRates | None = None
         if limits.connects_per_s:
             self._arrivals = ArrivalRates(limits.connects_per_s, limits.connect_burst, limits.max_tracked_addresses)
-        self._authenticator = Authenticator(config.auth, rng.randbytes(32))
+        self.authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[Connection, None] = {}
         self._dirty: list[Connection] = []
         self._holding: dict[Connection, None] = {}
@@ -162,7 +162,7 @@ class BrokerNode:
         """
         arrival = Arrival(
             broker=self.state,
-            authenticator=self._authenticator,
+            authenticator=self.authenticator,
             wake=self._dirty.append,
             peer=peer,
             now=now,
@@ -299,9 +299,9 @@ class BrokerNode:
         jobs = self.engine.take_jobs(now)
         if self._sessions is not None:
             jobs += self._sessions.take_jobs(now)
-        if self._authenticator.waiting:
-            checks = self._authenticator.take_checks()
-            jobs += [BackgroundJob(_PasswordPoint(self._authenticator, check), check) for check in checks]
+        if self.authenticator.waiting:
+            checks = self.authenticator.take_checks()
+            jobs += [BackgroundJob(_PasswordPoint(self.authenticator, check), check) for check in checks]
         return jobs
 
     def job_done(self, job: BackgroundJob, error: OSError | None, now: float) -> None:
@@ -324,7 +324,7 @@ class BrokerNode:
         self.state.now = now
         config = read_named_files(config)
         before = self.config
-        self._authenticator.configure(config.auth)
+        self.authenticator.configure(config.auth)
         queues = msgspec.structs.replace(before.queues, tenants=config.queues.tenants)
         self.config = msgspec.structs.replace(before, auth=config.auth, acl=config.acl, queues=queues)
         if config.auth.users != before.auth.users:

@@ -44,6 +44,9 @@ AUTH_SCRAM = "reference_broker.auth_scram"
 QUIRKS = "reference_broker.quirks"
 NODE = "reference_broker.node"
 SERVER = "reference_broker.server"
+API = "reference_broker.api"
+HTTP = "reference_broker.http"
+CONFIG_HTTP = "reference_broker.config_http"
 
 QUEUE_ROOMS = (
     "jobs",
@@ -63,12 +66,22 @@ QUEUE_ROOMS = (
 # Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
-    CONFIG: (CONFIG_AMQP091, CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_NUMBERS, CONFIG_QUEUES, CONFIG_TENANTS, TRACE),
+    CONFIG: (
+        CONFIG_AMQP091,
+        CONFIG_HTTP,
+        CONFIG_LISTENERS,
+        CONFIG_MQTT,
+        CONFIG_NUMBERS,
+        CONFIG_QUEUES,
+        CONFIG_TENANTS,
+        TRACE,
+    ),
     CONFIG_NUMBERS: (),
     CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_TENANTS),
     CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_AMQP091: (CONFIG_MQTT,),
+    CONFIG_HTTP: (CONFIG_MQTT,),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
@@ -94,7 +107,10 @@ RULES: dict[str, tuple[str, ...]] = {
     f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
     NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
-    SERVER: (NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    # What faces of requests and answers share knows none of them.
+    API: (NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
+    HTTP: (API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
+    SERVER: (HTTP, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),

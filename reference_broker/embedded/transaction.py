@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 from assay.reference_broker.mqtt.queue_topics.publish_properties import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
 from assay.reference_broker.queues import QueueError
@@ -18,10 +15,6 @@ from assay.reference_broker.queues.transactions.producer_names import ProducerId
 if TYPE_CHECKING:
     from assay.reference_broker.embedded.received import AsyncReceived
     from assay.reference_broker.embedded.turns import EngineTurns
-    from assay.reference_broker.server.tcp import NodeDriver
-
-_T = TypeVar("_T")
-_Told = Callable[[QueueError | None, _T], None]
 
 
 class Producers:
@@ -42,29 +35,10 @@ class Producers:
         self._free.append(producer)
 
 
-async def _told(turns: EngineTurns, start: Callable[[NodeDriver, float, _Told[_T]], None]) -> _T:
-    """Start what tells its outcome once, and wait for that."""
-    driver, now = turns.turn()
-    future: asyncio.Future[_T] = driver.loop.create_future()
-
-    def tell(error: QueueError | None, outcome: _T) -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(outcome)
-            else:
-                future.set_exception(named(error))
-
-    try:
-        start(driver, now, tell)
-    except QueueError as error:
-        raise named(error) from error
-    return await future
-
-
 async def init_producer(turns: EngineTurns, transactional_id: str) -> ProducerIdentity:
     """A producer of that name; an earlier one of the same name is fenced."""
-    found: ProducerIdentity | None = await _told(
-        turns, lambda driver, now, tell: driver.node.engine.transactions.init_producer(transactional_id, now, tell)
+    found: ProducerIdentity | None = await turns.told(
+        lambda driver, now, tell: driver.node.engine.transactions.init_producer(transactional_id, now, tell)
     )
     assert found is not None
     return found
@@ -97,8 +71,7 @@ class AsyncTransaction:
             producer = await self._producers.take(self._turns)
         else:
             producer = await init_producer(self._turns, self._transactional_id)
-        name: str = await _told(
-            self._turns,
+        name: str = await self._turns.told(
             lambda driver, now, tell: driver.node.engine.transactions.begin(
                 producer.producer_id, producer.epoch, now, tell, timeout_s=self._timeout_s
             ),

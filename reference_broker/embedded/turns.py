@@ -1,53 +1,35 @@
-"""What is done in the engine's turns, for who is in the broker's event loop."""
+"""What is done in the engine's turns, with the errors of ``embedded.errors``."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TypeVar, Unpack
 
+from assay.reference_broker.api.turns import Driver, Turns
 from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message, topic_of
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.queues.jobs.confirms import Confirm, StoredAs
 
-if TYPE_CHECKING:
-    from assay.reference_broker.server.tcp import NodeDriver
+_T = TypeVar("_T")
 
 
-class EngineTurns:
+class EngineTurns(Turns):
     """The running engine. Every method may raise the errors of ``embedded.errors``."""
 
-    def __init__(self, driver: Callable[[], NodeDriver]) -> None:
-        """``driver`` raises :class:`BrokerClosedError` when the broker does not run."""
-        self._driver = driver
-
-    def turn(self) -> tuple[NodeDriver, float]:
-        """The driver and the time; what is done before the next await belongs to one turn."""
-        driver = self._driver()
-        now = driver.clock.now()
-        driver.node.state.now = now
-        driver.schedule_turn()
-        return driver, now
-
-    async def confirmed(self, start: Callable[[Confirm], None]) -> None:
+    async def confirmed(self, start: Callable[[Confirm], object]) -> None:
         """Start something that is confirmed, and wait for that."""
-        driver, _ = self.turn()
-        future: asyncio.Future[None] = driver.loop.create_future()
-
-        def confirm(error: QueueError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(named(error))
-
         try:
-            start(confirm)
+            await super().confirmed(start)
         except QueueError as error:
             raise named(error) from error
-        await future
+
+    async def told(self, start: Callable[[Driver, float, Callable[[QueueError | None, _T], None]], object]) -> _T:
+        """Start something that tells its outcome once, and wait for that."""
+        try:
+            return await super().told(start)
+        except QueueError as error:
+            raise named(error) from error
 
     async def publish(
         self, queue: str, message: bytes | NewMessage, *, wait: bool = True, **options: Unpack[MessageOptions]

@@ -27,14 +27,16 @@ class NotReadyError(RuntimeError):
 async def check_handshake(
     address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Connect as a client and see a CONNACK, whatever it says, or the start of AMQP. Raises :class:`NotReadyError`.
+    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP, or that HTTP is healthy.
+
+    Raises :class:`NotReadyError`.
 
     This client has no certificate: where one is required, its part of the TLS handshake has to do.
     """
     host = address.host
     target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
     context = None
-    if address.scheme in ("mqtts", "wss", "amqps"):
+    if address.scheme in ("mqtts", "wss", "amqps", "https"):
         # It talks to itself and sends no secret: whose certificate it is does not matter here.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -48,6 +50,13 @@ async def check_handshake(
                     if (await reader.readexactly(1))[0] != FrameType.METHOD:
                         message = f"the listener {address.url} answered with something other than connection.start"
                         raise NotReadyError(message)
+                elif address.scheme in ("http", "https") and not certificate_required:
+                    # In its own name, which need not be one of those that the listener answers to.
+                    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                    if not (line := await reader.readline()).startswith(b"HTTP/1.1 200 "):
+                        message = f"the listener {address.url} answered {line[:40]!r} to GET /health"
+                        raise NotReadyError(message)
+                    await reader.read()
                 elif not certificate_required:
                     await _exchange(reader, writer, address)
             finally:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import MQTT, detect
@@ -23,6 +23,9 @@ from assay.reference_broker.server.log_lines import LogLimit
 from assay.reference_broker.server.sync_threads import SyncThreads
 from assay.reference_broker.server.tls import certificate_common_name, unsent_bytes
 from assay.reference_broker.server.webhooks import WebhookSender
+
+if TYPE_CHECKING:
+    from assay.reference_broker.http.server import HttpServer
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
@@ -220,6 +223,8 @@ class NodeDriver:
         self._lines = LogLimit(log)
         self._webhooks = WebhookSender(node.engine.alerts, clock.now, self.warn)
         self._acceptors: list[Acceptor] = []
+        self.http: HttpServer | None = None
+        """Of the listeners that speak HTTP."""
         most = connection_descriptors()
         if most is not None:
             # Those who say nothing leave descriptors to the others.
@@ -232,6 +237,7 @@ class NodeDriver:
         transports = (protocol.transport for protocol in self.protocols.values())
         sockets = [each.get_extra_info("socket") for each in transports if each is not None and not each.is_closing()]
         found = [acceptor.descriptor for acceptor in self._acceptors]
+        found += self.http.descriptors() if self.http is not None else []
         found += [each.fileno() for each in sockets if each is not None]
         return [descriptor for descriptor in found if descriptor >= 0]
 
@@ -353,6 +359,8 @@ class NodeDriver:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""
         for acceptor in self._acceptors:
             acceptor.close()
+        if self.http is not None:
+            await self.http.close()
         await self._webhooks.close()
         await self._syncs.drain()
         self._closed = True

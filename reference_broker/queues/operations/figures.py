@@ -15,7 +15,6 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
     """``dead_letters``: depth of its dead-letter queue."""
     groups = tuple(group_stats(queue, group) for group in queue.groups.values())
     ready = max(map(queue.contents.ready_of, queue.groups.values()), default=queue.contents.staying)
-    failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
     return QueueStats(
         queue=queue.name,
         partitions=len(queue.partitions),
@@ -32,7 +31,7 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         enqueued=queue.enqueued,
         aborted=queue.aborted,
         refused=queue.contents.refused,
-        failed=failed or any(group.failure is not None for group in queue.groups.values()),
+        failed=is_failed(queue),
         groups=groups,
         delayed=len(queue.delays),
         captured=queue.captures.captured,
@@ -40,6 +39,15 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         capture_dropped=queue.captures.dropped,
         delays=queue.delays.stats(),
         storage_notes=queue.note_count,
+    )
+
+
+def is_failed(queue: DurableQueue) -> bool:
+    """A write or sync failed for good."""
+    return (
+        queue.delays.failed
+        or any(partition.failure is not None for partition in queue.partitions)
+        or any(group.failure is not None for group in queue.groups.values())
     )
 
 

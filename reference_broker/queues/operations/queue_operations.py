@@ -15,7 +15,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.messages.address import dead_letter_name
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.operations.browse import browse
-from assay.reference_broker.queues.operations.figures import queue_stats
+from assay.reference_broker.queues.operations.figures import is_failed, queue_stats
 from assay.reference_broker.queues.operations.purge import Purged, purge
 from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
 
@@ -175,6 +175,10 @@ class QueueOperations:
     def declarations(self) -> dict[str, str]:
         """What queues were declared as over another protocol, by name, of those that keep it."""
         return {name: queue.config.declared_as for name, queue in self._queues.items() if queue.config.declared_as}
+
+    def has_failed(self, queue: str) -> bool:
+        """Whether a queue refuses work until the broker restarts. Raises :class:`QueueError`."""
+        return is_failed(self._registry.existing(queue))
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""

@@ -1,0 +1,106 @@
+"""What is done in the engine's turns, for who is in the broker's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.jobs.confirms import Confirm
+
+_T = TypeVar("_T")
+
+
+class Clock(Protocol):
+    """As :class:`assay.reference_broker.server.clock.Clock`."""
+
+    def now(self) -> float: ...
+
+
+class Driver(Protocol):
+    """Who drives a node in an event loop."""
+
+    @property
+    def node(self) -> BrokerNode: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def schedule_turn(self) -> None:
+        """Have the turn end soon: dispatch, output, jobs."""
+
+    def warn(self, kind: str, text: str) -> None:
+        """A line for the log that a client may cause any number of."""
+
+
+class Turns:
+    """The running engine."""
+
+    def __init__(self, driver: Callable[[], Driver]) -> None:
+        """``driver`` raises when the broker does not run."""
+        self._driver = driver
+
+    def turn(self) -> tuple[Driver, float]:
+        """The driver and the time; what is done before the next await belongs to one turn, which ends soon."""
+        driver = self._driver()
+        now = driver.clock.now()
+        driver.node.state.now = now
+        driver.schedule_turn()
+        return driver, now
+
+    async def confirmed(self, start: Callable[[Confirm], object]) -> None:
+        """Start something that is confirmed, and wait until it is as durable as promised. Raises QueueError.
+
+        Who waits may be cancelled: what was started goes on.
+        """
+        (error,) = await self.each_confirmed((start,))
+        if error is not None:
+            raise error
+
+    async def told(self, start: Callable[[Driver, float, Callable[[QueueError | None, _T], None]], object]) -> _T:
+        """Start something that tells its outcome once, and wait for that. Raises :class:`QueueError`."""
+        driver, now = self.turn()
+        outcome: asyncio.Future[_T] = driver.loop.create_future()
+
+        def tell(error: QueueError | None, result: _T) -> None:
+            if outcome.done():
+                return
+            if error is None:
+                outcome.set_result(result)
+            else:
+                outcome.set_exception(error.bare())
+
+        start(driver, now, tell)
+        return await outcome
+
+    async def each_confirmed(self, starts: Sequence[Callable[[Confirm], object]]) -> list[QueueError | None]:
+        """Start all of it in one turn, in order, and wait until the last is decided; tells what became of each."""
+        driver, _ = self.turn()
+        results: list[QueueError | None] = [None] * len(starts)
+        left = len(starts)
+        done: asyncio.Future[None] = driver.loop.create_future()
+
+        def confirm_of(index: int) -> Confirm:
+            def confirm(error: QueueError | None) -> None:
+                nonlocal left
+                results[index] = error
+                left -= 1
+                if not left and not done.done():
+                    done.set_result(None)
+
+            return confirm
+
+        for index, start in enumerate(starts):
+            confirm = confirm_of(index)
+            try:
+                start(confirm)
+            except QueueError as error:
+                confirm(error.bare())
+        if left:
+            await done
+        return results

@@ -1,0 +1,67 @@
+"""The application: every area, and what is answered where none of them is asked."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from assay.reference_broker.api.problems import Code, RequestError
+from assay.reference_broker.api.service import Service
+from assay.reference_broker.http.areas import Area
+from assay.reference_broker.http.guard import refusal
+from assay.reference_broker.http.openapi import make_document
+from assay.reference_broker.http.routes import node, queues
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+
+AREAS: Final[tuple[Area, ...]] = (node.OPEN, node.AREA, queues.AREA)
+_OF_STATUS: Final = {404: Code.NO_SUCH_ROUTE, 405: Code.METHOD_NOT_ALLOWED}
+
+
+def create_app(service: Service | None) -> FastAPI:
+    """``service`` None: for its document alone."""
+    app = FastAPI(title="Assay", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.state.service = service
+    for area in AREAS:
+        app.include_router(area.router)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it
+    app.add_exception_handler(QueueError, _on_refused)
+    app.add_exception_handler(RequestError, _on_refused)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    document = make_document(app, AREAS)
+    app.state.document = document
+    return app
+
+
+def _answer(error: QueueError | RequestError) -> Response:
+    status, headers, content = refusal(error)
+    response = Response(content, status)
+    response.raw_headers = headers
+    return response
+
+
+async def _on_refused(_request: Request, error: Any) -> Response:
+    return _answer(error)
+
+
+async def _on_invalid(_request: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return _answer(RequestError(Code.BAD_REQUEST, f"{place}: {first['msg']}"))
+
+
+async def _on_http(request: Request, error: Any) -> Response:
+    code = _OF_STATUS.get(error.status_code)
+    if code is None:
+        return _answer(RequestError(Code.BAD_REQUEST, str(error.detail)))
+    response = _answer(RequestError(code, f"{request.method} {request.url.path[:200]} is not served"))
+    if allow := (error.headers or {}).get("Allow"):
+        response.headers["allow"] = allow
+    return response
+
+
+__all__ = ["AREAS", "QueueErrorCode", "create_app"]

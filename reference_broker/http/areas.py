@@ -1,0 +1,172 @@
+"""How a route is declared: what it takes, answers and may refuse, by types, and the scope that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+from pydantic import AfterValidator
+
+from assay.reference_broker.api.callers import Caller
+from assay.reference_broker.api.problems import AnyCode, Code, RequestError
+from assay.reference_broker.api.service import Service
+from assay.reference_broker.config import Scope
+from assay.reference_broker.queues import QueueErrorCode
+
+PREFIX: Final = "/api/v1"
+JSON: Final = "application/json"
+SLASH: Final = "\0"
+"""Stands for a slash within a segment of a path, which was sent as %2F. No name has a NUL."""
+_BODY_METHODS: Final = ("POST", "PUT", "PATCH")
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Awaitable[Any]])
+_T = TypeVar("_T")
+
+Name = Annotated[str, AfterValidator(lambda text: text.replace(SLASH, "/")), Path(min_length=1, max_length=1_024)]
+"""A segment of a path that names something; a slash within it is sent as %2F."""
+
+
+class Call:
+    """One request: who asks, and whom to ask."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.caller: Caller = request.state.caller
+        self.service: Service = request.app.state.service
+
+
+Asked = Annotated[Call, Depends(Call)]
+
+
+def body(kind: type[_T]) -> Any:
+    """Annotate a parameter with it: the body as a struct of this kind, which the area is told as well."""
+
+    async def read(request: Request) -> Any:
+        content = await request.body()
+        try:
+            return msgspec.json.decode(content or b"{}", type=kind)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(Code.BAD_REQUEST, f"the body is not what is expected: {error}") from error
+
+    return Depends(read)
+
+
+def answered(result: object, status: int = 200) -> Response:
+    """A struct as JSON."""
+    return Response(msgspec.json.encode(result), status, media_type=JSON)
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """What a route says of itself beside its parameters."""
+
+    answer: Any
+    """Type of what it answers."""
+    body: Any
+    """Type of its body, or None."""
+    errors: tuple[AnyCode, ...]
+    scope: Scope | None
+    """None = open to everybody."""
+    status: int
+    media_type: str
+
+
+class Area:
+    """Routes about one thing."""
+
+    def __init__(self, tag: str, about: str, *, prefix: str = PREFIX) -> None:
+        """``about``: a sentence for the document."""
+        self.tag = tag
+        self.about = about
+        self.router = APIRouter(prefix=prefix, tags=[tag])
+        self.declared: dict[str, Declared] = {}
+        """By operation id: the name of the function that serves it."""
+
+    def get(self, path: str, answer: Any, scope: Scope | None, **more: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """See :meth:`add`."""
+        return self.add("GET", path, answer, scope, **more)
+
+    def post(self, path: str, answer: Any, scope: Scope | None, **more: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """See :meth:`add`."""
+        return self.add("POST", path, answer, scope, **more)
+
+    def delete(self, path: str, answer: Any, scope: Scope | None, **more: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """See :meth:`add`."""
+        return self.add("DELETE", path, answer, scope, **more)
+
+    def put(self, path: str, answer: Any, scope: Scope | None, **more: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """See :meth:`add`."""
+        return self.add("PUT", path, answer, scope, **more)
+
+    def patch(self, path: str, answer: Any, scope: Scope | None, **more: Any) -> Callable[[_Endpoint], _Endpoint]:
+        """See :meth:`add`."""
+        return self.add("PATCH", path, answer, scope, **more)
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        answer: Any,
+        scope: Scope | None,
+        *,
+        body: Any = None,
+        errors: Sequence[AnyCode] = (),
+        status: int = 200,
+        media_type: str = JSON,
+    ) -> Callable[[_Endpoint], _Endpoint]:
+        """Declare a route; the coroutine gives what is answered, of the type ``answer``, or a response.
+
+        ``body``: the type of its body, for the document. ``errors``: what it may refuse with beside what any may.
+        """
+        declared = Declared(
+            answer=answer, body=body, errors=tuple(errors), scope=scope, status=status, media_type=media_type
+        )
+
+        def declare(endpoint: _Endpoint) -> _Endpoint:
+            name = endpoint.__name__
+            assert name not in self.declared, name
+            self.declared[name] = declared
+
+            @wraps(endpoint)
+            async def serve(*args: Any, **kwargs: Any) -> Any:
+                result = await endpoint(*args, **kwargs)
+                return result if isinstance(result, Response) else answered(result, status)
+
+            self.router.add_api_route(
+                path,
+                serve,
+                methods=[method],
+                response_model=None,
+                status_code=status,
+                operation_id=name,
+                dependencies=[] if scope is None else [Depends(_needs(scope))],
+            )
+            return endpoint
+
+        return declare
+
+
+def _needs(scope: Scope) -> Callable[[Request], Awaitable[None]]:
+    async def check(request: Request) -> None:
+        request.state.caller.require(scope)
+
+    return check
+
+
+COMMON_ERRORS: Final[tuple[AnyCode, ...]] = (
+    Code.BAD_REQUEST,
+    Code.UNAUTHENTICATED,
+    QueueErrorCode.NOT_ALLOWED,
+    Code.CROSS_SITE,
+    Code.TIMEOUT,
+    QueueErrorCode.TOO_LARGE,
+    Code.MEDIA_TYPE,
+    Code.MISDIRECTED,
+    Code.RATE_LIMIT,
+    Code.INTERNAL,
+    Code.BUSY,
+    QueueErrorCode.CLOSED,
+)
+"""Any route may refuse with these."""

@@ -1,0 +1,108 @@
+"""The broker as a whole: whether it is there, and what it is."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
+
+from assay.reference_broker.config import Scope
+from assay.reference_broker.http.areas import Area, Asked, answered
+
+OPEN = Area("health", "Whether the broker is there; open to everybody.", prefix="")
+AREA = Area("node", "The broker as a whole.")
+_LOOK_S = 1.0
+"""Anybody may ask whether the broker is ready: it looks no more often than so."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    """``up`` or ``down``."""
+    details: str = ""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether it can do its work."""
+
+    status: str
+    """``ready`` or ``not_ready``."""
+    mode: str
+    """``nominal``; ``degraded`` while some queues do not work."""
+    checks: dict[str, Check]
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    node: str
+    api: str = "v1"
+
+
+@OPEN.get("/health", Health, None)
+async def health() -> Health:
+    """The process answers."""
+    return Health(status="healthy")
+
+
+@OPEN.get("/healthz", Health, None)
+async def healthz() -> Health:
+    """The process answers."""
+    return Health(status="pass")
+
+
+@OPEN.get("/livez", Health, None)
+async def livez() -> Health:
+    """The process answers."""
+    return Health(status="pass")
+
+
+def _look(request: Request) -> Ready:
+    """What is up; kept for a moment."""
+    service = request.app.state.service
+    driver, now = service.turn()
+    looked_at, found = getattr(request.app.state, "ready", (0.0, None))
+    if found is not None and now < looked_at + _LOOK_S:
+        return found  # type: ignore[no-any-return]
+    engine = driver.node.engine
+    failed = [queue for queue in engine.queues() if engine.has_failed(queue)] + engine.unusable_queues()
+    storage = Check(status="up")
+    if failed:
+        storage = Check(status="down", details=f"{len(failed)} queues do not work; the log says why")
+    ready = Ready(
+        status="not_ready" if service.stopping else "ready",
+        mode="degraded" if failed else "nominal",
+        checks={"broker": Check(status="down" if service.stopping else "up"), "storage": storage},
+    )
+    request.app.state.ready = (now, ready)
+    return ready
+
+
+@OPEN.get("/ready", Ready, None)
+async def ready(request: Request) -> Response:
+    """Whether it takes work: 503 when it does not."""
+    found = _look(request)
+    return answered(found, 200 if found.status == "ready" else 503)
+
+
+@OPEN.get("/readyz", Ready, None)
+async def readyz(request: Request) -> Response:
+    """Whether it takes work: 503 when it does not."""
+    return await ready(request)
+
+
+@AREA.get("/version", Version, Scope.READ)
+async def version(call: Asked) -> Version:
+    """What runs here."""
+    return Version(version=metadata.version("assay-mq"), node=call.service.turn()[0].node.config.node)
+
+
+@AREA.get("/openapi.json", Annotated[dict[str, Any], msgspec.Meta(description="The document")], Scope.READ)
+async def openapi(call: Asked) -> Any:
+    """This document."""
+    return call.request.app.state.document

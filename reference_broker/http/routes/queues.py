@@ -1,0 +1,111 @@
+"""Queues: created, changed, looked at, deleted; their dead letters and delayed messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query
+
+from assay.reference_broker.config import Scope
+from assay.reference_broker.http.areas import Area, Asked, Name, body
+from assay.reference_broker.queues import QueueErrorCode, QueueStats
+from assay.reference_broker.queues.admin.admin import (
+    DeleteAnswer,
+    PartitionsRequest,
+    PurgeAnswer,
+    QueueNames,
+    QueueSettings,
+)
+from assay.reference_broker.queues.jobs.errors import QueueError
+
+AREA = Area("queues", "Queues: created, changed, looked at, deleted.")
+_Q = QueueErrorCode
+Settings = dict[str, Any]
+
+
+class CreateQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue to be, with settings as in the configuration file."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    """Keys of ``queues.configured``: what is left out is as for a queue that is created by use."""
+
+
+@AREA.get("/queues", QueueNames, Scope.ADMIN)
+async def list_queues(call: Asked, prefix: Annotated[str, Query(max_length=512)] = "") -> QueueNames:
+    """Names of all queues, dead-letter queues included."""
+    call.caller.administer("list")
+    engine = call.service.engine
+    names = [[name for name in each if name.startswith(prefix)] for each in (engine.queues(), engine.unusable_queues())]
+    return QueueNames(queues=names[0], unusable=names[1])
+
+
+@AREA.post("/queues", QueueSettings, Scope.ADMIN, body=CreateQueue, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
+async def create_queue(call: Asked, wanted: Annotated[CreateQueue, body(CreateQueue)]) -> QueueSettings:
+    """Create a queue."""
+    name = call.caller.administered(wanted.name, "create")
+    driver, now = call.service.turn()
+    engine = driver.node.engine
+    config = engine.create_queue(name, dict(wanted.settings), now)
+    return QueueSettings(config=config, settings=engine.queue_config(config.name)[1])
+
+
+@AREA.get("/queues/{queue}", QueueSettings, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
+async def get_queue(call: Asked, queue: Name) -> QueueSettings:
+    """How a queue is configured."""
+    name = call.caller.administered(queue, "config")
+    config, settings = call.service.engine.queue_config(name)
+    return QueueSettings(config=config, settings=settings)
+
+
+@AREA.patch("/queues/{queue}", QueueSettings, Scope.ADMIN, body=Settings, errors=(_Q.UNKNOWN_QUEUE,))
+async def update_queue(call: Asked, queue: Name, changes: Annotated[Settings, body(Settings)]) -> QueueSettings:
+    """Change settings of a queue in use; null takes back what was set (RFC 7386)."""
+    name = call.caller.administered(queue, "config")
+    driver, now = call.service.turn()
+    engine = driver.node.engine
+    if changes:
+        engine.update_queue(name, changes, now)
+    config, settings = engine.queue_config(name)
+    return QueueSettings(config=config, settings=settings)
+
+
+@AREA.delete("/queues/{queue}", DeleteAnswer, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
+async def delete_queue(call: Asked, queue: Name) -> DeleteAnswer:
+    """Delete a queue with all it holds."""
+    name = call.caller.administered(queue, "delete")
+    driver, now = call.service.turn()
+    await call.service.confirmed(lambda confirm: driver.node.engine.delete_queue(name, now, confirm))
+    return DeleteAnswer(deleted=name)
+
+
+@AREA.get("/queues/{queue}/stats", QueueStats, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+async def queue_stats(call: Asked, queue: Name) -> QueueStats:
+    """Figures of a queue and its groups."""
+    return call.service.engine.stats(call.caller.administered(queue, "stats"))
+
+
+@AREA.post("/queues/{queue}/purge", PurgeAnswer, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+async def purge_queue(call: Asked, queue: Name) -> PurgeAnswer:
+    """Take away what is ready; what consumers hold stays theirs to settle."""
+    name = call.caller.administered(queue, "purge")
+    purged: int = await call.service.told(
+        lambda driver, now, tell: driver.node.engine.purge_queue(
+            name, now, lambda result: tell(result, 0) if isinstance(result, QueueError) else tell(None, result)
+        )
+    )
+    return PurgeAnswer(purged=purged)
+
+
+@AREA.put(
+    "/queues/{queue}/partitions", PartitionsRequest, Scope.ADMIN, body=PartitionsRequest, errors=(_Q.UNKNOWN_QUEUE,)
+)
+async def set_partitions(
+    call: Asked, queue: Name, wanted: Annotated[PartitionsRequest, body(PartitionsRequest)]
+) -> PartitionsRequest:
+    """Let a queue in use have more partitions."""
+    name = call.caller.administered(queue, "partitions")
+    driver, now = call.service.turn()
+    driver.node.engine.add_partitions(name, wanted.count, now)
+    return wanted
