@@ -164,9 +164,14 @@ class Channel:
     # -- frames that stand together ----------------------------------------------------------------------------------
 
     @property
+    def is_waiting(self) -> bool:
+        """A method is to be answered before anything else is handled."""
+        return self._waiting is not None
+
+    @property
     def takes_runs(self) -> bool:
         """Nothing has begun that what comes next belongs to, or waits for."""
-        return self._content is None and self._waiting is None and not self.is_closing
+        return self._content is None and not self.is_waiting and not self.is_closing
 
     def on_publishes(self, run: PublishRun, now: float) -> int:
         """As their frames one by one; returns how many of the publishes are done with. Raises as :meth:`on_frame`."""
@@ -292,6 +297,7 @@ class Channel:
 
         def begin(error: QueueError | None) -> None:
             refused: AmqpError | None = None
+            frames, self._waiting = self._waiting or deque(), None
             if self.is_open:
                 try:
                     with _Explained(BY_NAME[name]):
@@ -300,7 +306,12 @@ class Channel:
                         carry_out(self.connection.broker.now)
                 except AmqpError as told:
                     refused = told
-            answer(refused)
+            if self.is_waiting and refused is None:
+                # Its own answer comes later, too.
+                self._wait_behind(frames)
+            else:
+                self._waiting = frames
+                answer(refused)
 
         return begin
 

@@ -271,9 +271,18 @@ class Consuming:
             settles_at_once=no_ack,
         )
         self._consumers[tag] = consumer
-        if not no_wait:
-            channel.send("basic.consume-ok", tag)
         service.joined(vhost, record, consumer)
+        answer = channel.answer_later()
+
+        def begun(error: QueueError | None) -> None:
+            if error is not None:
+                answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+            elif no_wait:
+                answer(None)
+            else:
+                answer("basic.consume-ok", tag)
+
+        connection.broker.engine.when_begun(consumer.consumer, begun)
 
     def _check_stream(self, queue: str, *, no_ack: bool) -> None:
         """Raises :class:`AmqpError`: a stream is read with acknowledgements, which ask for more (406, 540)."""

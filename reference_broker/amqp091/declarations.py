@@ -115,11 +115,23 @@ def declare_now(
     channel: Channel, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float
 ) -> None:
     """A queue of that name is not about to go any more: declare it, and say so."""
-    service, name = channel.service, record.name
-    service.declare(channel.vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now)
+    service, vhost, name = channel.service, channel.vhost, record.name
+    answer = channel.answer_later()
+
+    def declared(error: QueueError | None) -> None:
+        if error is not None:
+            answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+        elif no_wait:
+            answer(None)
+        else:
+            counts = service.ready_count(vhost, name), service.consumer_count(vhost, name)
+            answer("queue.declare-ok", name, *counts)
+
+    service.declare(
+        vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now, on_declared=declared
+    )
     channel.last_queue = name
-    consumers = service.consumer_count(channel.vhost, name)
-    _changed(channel, no_wait, "queue.declare-ok", name, service.ready_count(channel.vhost, name), consumers)
+    channel.connection.note_topology()
 
 
 def _declare_replies(channel: Channel, name: str, no_wait: bool) -> None:

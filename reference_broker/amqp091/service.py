@@ -31,6 +31,7 @@ from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import MessageProperties
 
@@ -167,8 +168,10 @@ class Amqp091:
         passive: bool,
         by_server: bool,
         now: float,
+        on_declared: Confirm,
     ) -> None:
-        """``queue.declare``. Raises :class:`AmqpError`, :class:`QueueError`."""
+        """``queue.declare``; ``on_declared`` is called when it is there for good. Raises :class:`AmqpError`,
+        :class:`QueueError`."""
         name = record.name
         engine = self.broker.engine
         engine_queue = self.engine_name(vhost, name)
@@ -187,6 +190,7 @@ class Amqp091:
         if found is not None:
             if use is not None:
                 self._touch(vhost, found, use, now)
+            on_declared(None)
             return
         arguments = parse_arguments(name, record.arguments)
         if arguments.is_stream:
@@ -200,8 +204,10 @@ class Amqp091:
             settings |= {"declared_as": declared_as} if len(declared_as) <= _MOST_DECLARED else {}
         engine.create_queue(engine_queue, settings, now)
         # Its group begins now: what other groups settle is not taken from it.
-        if not arguments.is_stream:
-            engine.create_group(engine_queue, GROUP, now)
+        if arguments.is_stream:
+            on_declared(None)
+        else:
+            engine.create_group(engine_queue, GROUP, now, on_declared)
         vhost.add_queue(record)
         record = vhost.queues[name]  # which may be another: an exclusive one is not durable
         use = self._begin_use(vhost, record, arguments)

@@ -62,7 +62,7 @@ class AsyncSubscription:
             if address.routing_key and self._pattern:
                 problem = "give the routing key's filter once: behind the queue's name, or as pattern"
                 raise QueueError(QueueErrorCode.BAD_ADDRESS, problem)
-            self._consumer = driver.node.engine.subscribe(
+            consumer = self._consumer = driver.node.engine.subscribe(
                 address.queue,
                 pattern=self._pattern or address.routing_key,
                 group=self.group,
@@ -73,6 +73,11 @@ class AsyncSubscription:
         except QueueError as error:
             raise named(error) from error
         self._running.add(self)
+        try:
+            await self._turns.confirmed(lambda confirm: driver.node.engine.when_begun(consumer, confirm))
+        except BaseException:
+            await self.cancel()
+            raise
         if self._callback is not None:
             self._task = asyncio.create_task(self._call_back(self._callback))
         return self

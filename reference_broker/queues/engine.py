@@ -295,13 +295,22 @@ class QueueEngine(QueueOperations):
         consumer.credit = credit
         return consumer
 
-    def create_group(self, queue: str, group: str, now: float) -> None:
+    def create_group(self, queue: str, group: str, now: float, on_begun: Confirm = ignore) -> None:
         """Let a group begin before it has a consumer: from now on nothing goes before it has settled it.
 
-        Raises :class:`QueueError`.
+        ``on_begun``: as :meth:`when_begun`. Raises :class:`QueueError`.
         """
         self._agenda.now = now
-        self._queue(queue).group(group, "")
+        self._queue(queue).group(group, "").when_begun(on_begun)
+
+    def when_begun(self, consumer: Consumer, on_begun: Confirm) -> None:
+        """Whoever subscribed is to be told so once its group is there for good: ``on_begun`` is called once, at once
+        where it is, later where the group is new and its queue promises to survive a loss of power, or with the
+        error. Nothing is delivered before."""
+        if consumer.active:
+            self._queues[consumer.queue].groups[consumer.group].when_begun(on_begun)
+        else:
+            on_begun(None)
 
     def resume(self, consumer: Consumer, now: float) -> None:
         """The consumer has room again."""
@@ -335,7 +344,7 @@ class QueueEngine(QueueOperations):
         for consumer in list(self._draining):
             queue = self._queues.get(consumer.queue)
             group = None if queue is None else queue.groups.get(consumer.group)
-            if group in waiting and consumer.active and consumer.credit:
+            if group is not None and (group in waiting or group.is_new) and consumer.active and consumer.credit:
                 continue
             if queue is not None and consumer.active and consumer.credit:
                 ends = self._draining[consumer]

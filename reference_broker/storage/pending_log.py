@@ -145,19 +145,15 @@ class PendingLogFile(OperationCollector):
         for partition, offset in offsets.items():
             self._collect_rewind(partition, offset)
         self.flush()
-        failure = self.sync_at_once()
-        if failure is not None:
-            raise LogError(self._failure or f"cannot sync {self._paths.log}: {reason_of(failure)}") from failure
-
-    # -- syncing -------------------------------------------------------------------------------------------------
-
-    def sync_at_once(self) -> OSError | None:
-        """See :meth:`PendingLog.sync_at_once`."""
 
         def told(error: OSError) -> None:
             self._note(self._paths.log, f"a sync was not tried ({reason_of(error)}); tried again at once")
 
-        return sync_now(self, told)
+        failure = sync_now(self, told)
+        if failure is not None:
+            raise LogError(self._failure or f"cannot sync {self._paths.log}: {reason_of(failure)}") from failure
+
+    # -- syncing -------------------------------------------------------------------------------------------------
 
     @property
     def needs_sync(self) -> bool:

@@ -20,6 +20,7 @@ from assay.reference_broker.queues.registry import registry
 from assay.reference_broker.queues.transactions import commit_phases
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.routing.message import Message, memory_bytes
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
 
 from .conftest import QueueBench
@@ -100,6 +101,18 @@ def test_consumers_of_one_group(bench_with: BenchWith) -> None:
     bench.consumer("b")
     first.leave()
     bench.consumer("c")
+
+
+def test_answers_that_wait_for_a_group(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), group={"max_consumers": 2})
+    consumer = bench.consumer("a").handle
+    assert consumer is not None
+    told: list[QueueError | None] = []
+    for _ in range(3):
+        bench.engine.when_begun(consumer, told.append)
+    assert [error.code for error in told if error is not None] == [QueueErrorCode.LIMIT]
+    bench.turn()
+    assert told[1:] == [None, None]
 
 
 def test_filters_bound_to_one_queue() -> None:

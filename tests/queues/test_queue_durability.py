@@ -25,6 +25,7 @@ BenchWith = Callable[..., "QueueBench"]
 
 def test_fsync_confirms_and_delivers_after_the_sync_that_covers_it(durable: QueueBench) -> None:
     consumer = durable.consumer()
+    durable.turn()
     first = durable.publish("a")
     durable.engine.dispatch(durable.now)
     assert (first.calls, consumer.values) == ([], [])

@@ -31,7 +31,8 @@ from assay.reference_broker.mqtt.wire.packets import (
     Unsuback,
     Unsubscribe,
 )
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import Consumer, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm
 from assay.reference_broker.routing.topics import (
     TooManyLevelsError,
     TopicError,
@@ -42,6 +43,7 @@ from assay.reference_broker.routing.topics import (
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connections.connection import MqttConnection
+    from assay.reference_broker.mqtt.sessions.session import Session
 
 _ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 """First two bytes of a successful PUBACK and PUBREC in their short form."""
@@ -130,6 +132,7 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     broker, session = connection.broker, connection.active_session
     most = broker.config.mqtt.max_subscriptions_per_client
     session.asked = packet.properties.user_property
+    joint = JointConfirm(lambda _: _subscribed(connection, session, packet.packet_id, reasons, retained))
     for request in packet.requests:
         broker.work += _work_of(request.topic_filter)
         if len(reasons) % STEP_FILTERS == STEP_FILTERS - 1:
@@ -142,17 +145,57 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
         reasons.append(reason)
         if outcome is None or subscription is None or outcome.qos < 0:
             continue
+        if (consumer := session.consumers.get(request.topic_filter)) is not None:
+            broker.engine.when_begun(consumer, _begun(connection, session, consumer, reasons, request, joint.part()))
+            continue
         wanted = request.retain_handling == 0 or (request.retain_handling == 1 and not outcome.existed)
         if wanted and subscription.share_name is None and not is_queue_topic(request.topic_filter):
             retained.append(subscription)
     reasons += [Reason.QUOTA_EXCEEDED] * packet.beyond
+    session.asked = ()
+    # An answer that comes later waits for what this turn writes, too.
+    connection.rouse()
+    joint.close()
+
+
+def _begun(
+    connection: MqttConnection,
+    session: Session,
+    consumer: Consumer,
+    reasons: list[int],
+    request: SubscriptionRequest,
+    decided: Confirm,
+) -> Confirm:
+    """Told whether the group is there for good that the last of the filters so far consumes in."""
+    index = len(reasons) - 1
+
+    def begun(error: QueueError | None) -> None:
+        if error is not None:
+            reasons[index] = _SUBSCRIBE_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
+            if session.consumers.get(request.topic_filter) is consumer:
+                connection.broker.unsubscribe(session, request.topic_filter, connection.broker.now)
+        decided(None)
+
+    return begun
+
+
+def _subscribed(
+    connection: MqttConnection, session: Session, packet_id: int, reasons: list[int], retained: list[Subscription]
+) -> None:
+    """Answer a SUBSCRIBE: all that it asks for is decided."""
+    broker = connection.broker
+    if session.connection is not connection:
+        return
     if connection.version != V5:
         reasons = [reason if reason < 0x80 else 0x80 for reason in reasons]
-    connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
-    session.asked = ()
+    try:
+        connection.send_packet(Suback(packet_id=packet_id, reasons=tuple(reasons)))
+    except ProtocolError as error:
+        connection.fail(error, broker.now)
+        return
     for subscription in retained:
         if connection.may_read(subscription.topic_filter):  # another turn may have taken the right away
-            broker.send_retained(session, subscription, now)
+            broker.send_retained(session, subscription, broker.now)
 
 
 def end_in_311(connection: MqttConnection, error: TopicError) -> None:

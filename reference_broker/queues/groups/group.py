@@ -166,7 +166,8 @@ class ConsumerGroup(GroupState):
 
     def serve(self, now: float) -> None:
         """See :class:`Served`."""
-        self.owner.serve(self, now)
+        if not self.is_new:
+            self.owner.serve(self, now)
 
     # -- members -------------------------------------------------------------------------------------------------
 

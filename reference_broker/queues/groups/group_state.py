@@ -9,7 +9,7 @@ from assay.reference_broker.config import Ordering, QueueConfig
 from assay.reference_broker.queues.groups.group_counts import GroupCounts
 from assay.reference_broker.queues.groups.pending import Consumer, EntryState, GroupPartition, PendingEntry
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingLog, PendingRecord
 from assay.reference_broker.queues.messages.lanes import LaneScheduler
@@ -75,6 +75,10 @@ class GroupState(SyncPoint, ABC):
         self.moved: dict[GroupPartition, None] = {}
         """Partitions whose cursor moved without a delivery."""
         self._confirms: list[Confirm] = []
+        self.is_new = False
+        """A loss of power may yet undo where it begins: until a sync has covered that, nobody is told that it is there,
+        and nothing is delivered from it."""
+        self._told_when_begun: list[Confirm] = []
         self._confirm_when_synced = confirm_when_synced
         self._volatile = volatile
         self._settled_since_trim = 0
@@ -203,6 +207,33 @@ class GroupState(SyncPoint, ABC):
         self.waiting_count -= 1
         if self._counts_bytes:
             self.out_bytes += self.bytes_of(entry)
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """It was made just now."""
+        self.is_new = self._confirm_when_synced
+        self.when_begun(ignore)
+
+    def when_begun(self, confirm: Confirm) -> None:
+        """Call it once no loss of power can undo the group, as far as the queue promises that, or with the error."""
+        if not self.is_new:
+            confirm(None)
+            return
+        if len(self._told_when_begun) > self.config.group.max_consumers:
+            text = f"too many wait for the group {self.group_id!r} to begin"
+            confirm(QueueError(QueueErrorCode.LIMIT, text))
+            return
+        self._told_when_begun.append(confirm)
+        if len(self._told_when_begun) == 1:
+            self.confirm_when_written(self._begun)
+
+    def _begun(self, error: QueueError | None) -> None:
+        told, self._told_when_begun = self._told_when_begun, []
+        if error is None:
+            self.is_new = False
+            self.agenda.groups_to_serve[self] = None
+        call_all(told, error)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -200,9 +200,6 @@ class PendingLog(Protocol):
         Durable on return: blocking, so only for opening. Raises :class:`LogError`.
         """
 
-    def sync_at_once(self) -> OSError | None:
-        """Make all that was written durable, or say why that failed. Blocking, so only for what happens once."""
-
     @property
     def has_unflushed(self) -> bool: ...
 

@@ -307,11 +307,9 @@ class DurableQueue(EnqueuePath):
         if others:
             inherit(created, others, self._agenda.now)
             self.retire_mark()
+        created.begin()
         # With its log: a broker that is killed in between would find a group that begins at the first message.
         created.write(self._agenda.now)
-        if self._confirm_when_synced and not transient and (failure := created.log.sync_at_once()) is not None:
-            # Whoever subscribed is told that the group is there: no loss of power may let it begin elsewhere.
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, f"the group {group_id!r} cannot be synced: {failure}")
         self._room = 0
         return created
 
