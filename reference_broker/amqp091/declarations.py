@@ -124,8 +124,8 @@ def declare_now(
         elif no_wait:
             answer(None)
         else:
-            counts = service.ready_count(vhost, name), service.consumer_count(vhost, name)
-            answer("queue.declare-ok", name, *counts)
+            consumers = service.consumer_count(channel.vhost, name)
+            answer("queue.declare-ok", name, service.ready_count(vhost, name), consumers)
 
     service.declare(
         vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now, on_declared=declared
