@@ -337,7 +337,7 @@ register_rewrites(_REWRITES)
 def always_redelivered(patch: Patch) -> None:
     once = "delivery.redelivered or delivery.delivery_count > 1"
     patch.rewrite(Consuming, "_deliver", f"repeated = {once}", "repeated = True")
-    patch.rewrite(Consuming, "_form", "consumer.tag, 0, False, exchange, key", "consumer.tag, 0, True, exchange, key")
+    patch.rewrite(Consuming, "_way", "consumer.tag, 0, False, exchange, key", "consumer.tag, 0, True, exchange, key")
 
 
 @mutant("amqp-empty-content-waits", "content of no bytes waits for a body frame")

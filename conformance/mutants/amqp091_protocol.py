@@ -7,7 +7,7 @@ from assay.conformance.mutants.amqp091 import Row, register_rewrites
 from assay.reference_broker.amqp091 import channel as channel_module
 from assay.reference_broker.amqp091 import connection as connection_module
 from assay.reference_broker.amqp091 import consuming as consuming_module
-from assay.reference_broker.amqp091 import declarations
+from assay.reference_broker.amqp091 import declarations, runs
 from assay.reference_broker.amqp091 import publishing as publishing_module
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.connection import AmqpConnection
@@ -160,20 +160,6 @@ _ROWS: dict[str, Row] = {
         'b"".join(parts)',
         'b"".join(parts[:1])',
     ),
-    "amqp-message-ids-lost": (
-        "message-id is not passed on",
-        consuming_module,
-        "properties_of",
-        "message_id=_text_of(kept.message_id)",
-        "message_id=None",
-    ),
-    "amqp-one-header-kept": (
-        "of several headers the first one is kept",
-        publishing_module,
-        "message_from",
-        "headers=tuple([field for field in headers if field[0] != BCC])",
-        "headers=tuple([field for field in headers if field[0] != BCC][:1])",
-    ),
     "amqp-bcc-passed-on": (
         "the header BCC is passed on",
         publishing_module,
@@ -305,3 +291,16 @@ def _register_handler(name: str, row: tuple[str, str, str, str]) -> None:
 
 for _name, _row in _HANDLERS.items():
     _register_handler(_name, _row)
+
+
+@mutant("amqp-message-ids-lost", "message-id is not passed on")
+def message_ids_lost(patch: Patch) -> None:
+    patch.replace(runs, "MOST_WRITTEN_BYTES", -1)
+    patch.rewrite(consuming_module, "properties_of", "message_id=_text_of(kept.message_id)", "message_id=None")
+
+
+@mutant("amqp-one-header-kept", "of several headers the first one is kept")
+def one_header_kept(patch: Patch) -> None:
+    patch.replace(runs, "MOST_WRITTEN_BYTES", -1)
+    kept = "headers=tuple([field for field in headers if field[0] != BCC])"
+    patch.rewrite(publishing_module, "message_from", kept, f"{kept[:-1]}[:1])")

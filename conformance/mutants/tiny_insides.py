@@ -45,6 +45,7 @@ TINY: Final[dict[str, dict[str, int]]] = {
     "storage.record_decoder": {"LEAST_RUN": 2},
     "storage.record_runs": {"LEAST_RUN": 2},
     # What is remembered.
+    "amqp091.runs": {"MOST_WRITTEN_BYTES": 3},
     "amqp091.topology.exchanges": {"_MOST_ROUTES": 1},
     "core.access": {"MAX_CACHED_DECISIONS": 1},
     "core.filter_changes": {"MAX_FILTERS": 1},

@@ -12,7 +12,7 @@ from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun
 from assay.reference_broker.amqp091.topology import VirtualHost
-from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
+from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import HEARTBEAT_CHANNEL, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
@@ -50,12 +50,13 @@ def reply_to(error: QueueError) -> AmqpError:
 class _Content:
     """What is coming of a publish."""
 
-    __slots__ = ("left", "method", "parts", "properties", "size", "values")
+    __slots__ = ("left", "method", "parts", "properties", "size", "values", "written")
 
     def __init__(self, method: Method, values: list[Any]) -> None:
         self.method = method
         self.values = values
         self.properties: BasicProperties | None = None
+        self.written = b""
         self.parts: list[bytes] = []
         self.size = self.left = 0
 
@@ -128,6 +129,7 @@ class Channel:
         if content.properties is not None:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "a second content header", rule="sec.4.2.6.bad-content")
         size, content.properties = decode_header(payload)
+        content.written = payload[SECTION_AT:]
         most = self.connection.config.max_message_bytes
         if size > most:
             text = f"a message of {size} bytes, where {most} are the most"
@@ -159,7 +161,8 @@ class Channel:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         assert content.properties is not None
         with _Explained(content.method):
-            self.publishing.publish((Head(*[*content.values, content.properties]),), (body,), now)
+            head = Head(*[*content.values, content.properties, content.written])
+            self.publishing.publish((head,), (body,), now)
 
     # -- frames that stand together ----------------------------------------------------------------------------------
 

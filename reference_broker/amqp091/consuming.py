@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
 from assay.reference_broker.amqp091.settling import Part, Settling
 from assay.reference_broker.amqp091.topology import QueueRecord
+from assay.reference_broker.amqp091.wire.content import SECTION_AT, header_with
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
     FRAME_END,
@@ -36,7 +38,6 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.routing.message import Message
-from assay.reference_broker.routing.properties import MessageProperties
 from assay.reference_broker.routing.remembered import Known
 
 if TYPE_CHECKING:
@@ -44,16 +45,20 @@ if TYPE_CHECKING:
     from assay.reference_broker.amqp091.wire.content import BasicProperties
     from assay.reference_broker.core.tenant import Tenant
 
-_Key = tuple[str, int, str | None, str | None, str]
-"""Consumer tag, identity of the properties, content type, response topic, publisher."""
-_MOST_FORMS = 4_096
-_FORM_BYTES = 1_024
+_MOST_WAYS = 4_096
+_MOST_LAYOUTS = 1_024
+_WAY_BYTES = 1_024
 _SETTLED_TOGETHER = 256
-_TAG_AT = 12
-"""Of the delivery tag in its frame, behind the bytes of the consumer tag."""
-_SIZE_AT = 11
-"""Of the body's size in the frame of a content header."""
-_BODY_START = struct.Struct(">BH")
+_TAG_AT = 11
+"""Of the delivery tag in its frame, behind the consumer tag if there is one."""
+_TAG_BYTES = 8
+_SIZE_BYTES = 4
+"""Of how long a frame is, and of how many messages are left."""
+_START_BYTES = 3
+"""Of a frame: up to its length."""
+_FRAME_START = struct.Struct(">BH")
+_BASIC = 60 << 16
+"""Class and weight of a content header."""
 _END = bytes((FRAME_END,))
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
 MQTT_EXCHANGE = "$queue"
@@ -141,18 +146,23 @@ class Unsettled(NamedTuple):
 _new = tuple.__new__
 
 
-class _Form(NamedTuple):
-    """Deliveries that differ in their delivery tag and their body alone."""
+class _Way(NamedTuple):
+    """How deliveries to a consumer, or answers to its gets, begin that came from one exchange by one routing key."""
 
-    pack: Callable[[bytes, int, bytes, int, bytes, int], bytes]
     before: bytes
-    """Up to the tag."""
-    between: bytes
-    """From there to the size in the content header."""
-    behind: bytes
-    """From there to the size of the body frame."""
-    kept: MessageProperties | None
-    """By its identity it is known."""
+    """Up to the delivery tag."""
+    names: bytes
+    """Of an answer to a get: from there to how many are left; else nothing."""
+    rest: bytes
+    """From there to the length of the frame with the content header."""
+
+
+@lru_cache(maxsize=_MOST_LAYOUTS)
+def _layout(before: int, rest: int, section: int) -> Callable[..., bytes]:
+    """What writes a delivery of one body frame up to its body: what is before the tag, that, what comes up to the
+    length of the header frame, that, class and weight, the body's size, flags and properties, what ends that frame and
+    begins the body's. By the lengths of the three that have none of their own."""
+    return struct.Struct(f">{before}sQ{rest}sIIQ{section}sBBHI").pack
 
 
 class Settlement(NamedTuple):
@@ -187,7 +197,10 @@ class Consuming:
         """What earlier turns had no room for."""
         self.replies: ReplyConsumer | None = None
         """Gets the direct replies to what the channel asks."""
-        self._forms: Known[_Key, _Form] = Known(channel.connection.broker.engine.known, _MOST_FORMS)
+        self._ways: Known[tuple[str, str | None, str | None], _Way] = Known(
+            channel.connection.broker.engine.known, _MOST_WAYS
+        )
+        """By consumer tag, exchange and routing key."""
 
     @property
     def count(self) -> int:
@@ -357,13 +370,19 @@ class Consuming:
             getter = self._getters[name] = AmqpConsumer(channel, record, "", self._new_name(), no_ack=no_ack)
             took = getter
             getter.consumer = connection.broker.consume(
-                getter, self._address(name), GROUP, lambda delivery: self._deliver(took, delivery), now, credit=0
+                getter,
+                self._address(name),
+                GROUP,
+                lambda delivery: self._deliver(took, delivery),
+                now,
+                deliver_run=lambda run: self._deliver_run(took, run),
+                credit=0,
             )
-        getter.no_ack = no_ack
-        answer = channel.answer_later()
-
         asking = getter.consumer
         assert asking is not None
+        getter.no_ack = no_ack
+        asking.settles_at_once = getter.no_ack
+        answer = channel.answer_later()
 
         def drained(left: int) -> None:
             asking.on_end = None
@@ -396,10 +415,13 @@ class Consuming:
             ready = channel.service.ready_count(channel.vhost, consumer.record.name)
             method = encode_method(_GET_OK, tag, repeated, exchange, key, ready)
         body = message.payload
-        properties = properties_of(message, connection.broker.now, name)
-        if consumer.is_stream:
-            properties = with_offset(properties, delivery.offset)
-        header = header_of(len(body), properties, connection.frame_max_bytes)
+        if message.written and not consumer.is_stream:
+            header = header_with(len(body), message.written)
+        else:
+            properties = properties_of(message, connection.broker.now, name)
+            if consumer.is_stream:
+                properties = with_offset(properties, delivery.offset)
+            header = header_of(len(body), properties, connection.frame_max_bytes)
         number = channel.number
         connection.send(
             frame(FrameType.METHOD, number, method) + content_frames(number, header, body, connection.frame_max_bytes)
@@ -427,30 +449,43 @@ class Consuming:
     def _deliver_run(self, consumer: AmqpConsumer, run: DeliveryRun) -> int:
         """See :class:`DeliverRun`: those in front that came over AMQP and fit into one body frame each, while there is
         room."""
-        connection, unsettled = self._channel.connection, self._unsettled
+        channel, unsettled = self._channel, self._unsettled
+        connection, number, consumer_tag = channel.connection, channel.number, consumer.tag
         stored = run.stored
-        if self._channel_prefetch and not consumer.no_ack:
+        if self._channel_prefetch and consumer_tag and not consumer.no_ack:
             stored = stored[: max(0, self._channel_prefetch - self._counted)]
+        left = 0 if consumer_tag else channel.service.ready_count(channel.vhost, consumer.record.name)
         room_bytes = connection.room_bytes if self._is_active and not connection.is_full else 0
         most = connection.frame_max_bytes - FRAME_OVERHEAD_BYTES
-        known, consumer_tag = self._forms.answers, consumer.tag
+        ways = self._ways.answers
         first = tag = self._next_tag
         parts: list[bytes] = []
+        kept, section = None, None
         for each in stored:
             message = each.message
             body = message.payload
             size = len(body)
             if room_bytes <= 0 or not 0 < size <= most:
                 break
-            form = known.get(
-                (consumer_tag, id(message.properties), message.content_type, message.response_topic, message.publisher)
-            )
-            if form is None or message.user_properties or message.expires_at or message.correlation_data is not None:
-                if not _is_of_amqp(message):
-                    break
-                form = self._form(consumer, message, each.topic)
-            pack, before, between, behind, _ = form
-            parts += (pack(before, tag, between, size, behind, size), body, _END)
+            if message.written is not section or message.properties is not kept:
+                # Not as the one before it.
+                kept, section = message.properties, message.written
+                if not section:
+                    if not _is_of_amqp(message):
+                        break
+                    properties = properties_of(message, connection.broker.now)
+                    section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
+                way = (consumer_tag, None, None) if kept is None else (consumer_tag, kept.exchange, kept.routing_key)
+                before, names, rest = ways.get(way) or self._way(consumer, message, each.topic)
+                length = len(section) + SECTION_AT
+                rest_bytes = len(names) + _SIZE_BYTES + len(rest) if names else len(rest)
+                pack = _layout(len(before), rest_bytes, len(section))
+                between = rest
+            if names:
+                left -= 1
+                between = b"%b%b%b" % (names, max(0, left).to_bytes(_SIZE_BYTES, "big"), rest)
+            head = pack(before, tag, between, length, _BASIC, size, section, FRAME_END, FrameType.BODY, number, size)
+            parts += (head, body, _END)
             tag += 1
             room_bytes -= size
         count = tag - first
@@ -464,33 +499,28 @@ class Consuming:
             held = [_new(Unsettled, (consumer, partition, at)) for at in range(offset, offset + count)]
             unsettled.update(zip(range(first, tag), held, strict=True))
             consumer.held += count
-            self._counted += count
+            if consumer_tag:
+                self._counted += count
         return count
 
-    def _form(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Form:
-        """How first deliveries of such a message look; remembered where nothing of it is its own."""
-        connection, number = self._channel.connection, self._channel.number
+    def _way(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Way:
+        """How first deliveries of messages that came that way begin."""
+        number, kept = self._channel.number, message.properties
         exchange, key = _way_of(consumer, message, topic)
-        method = frame(FrameType.METHOD, number, encode_method(_DELIVER, consumer.tag, 0, False, exchange, key))
-        tag_at = _TAG_AT + len(consumer.tag.encode())
-        properties = properties_of(message, connection.broker.now)
-        header = frame(FrameType.HEADER, number, header_of(0, properties, connection.frame_max_bytes))
-        before, between = method[:tag_at], method[tag_at + 8 :] + header[:_SIZE_AT]
-        behind = header[_SIZE_AT + 8 :] + _BODY_START.pack(FrameType.BODY, number)
-        pack = struct.Struct(f">{len(before)}sQ{len(between)}sQ{len(behind)}sI").pack
-        form = _Form(pack, before, between, behind, message.properties)
-        is_common = properties.message_id is None and properties.correlation_id is None and properties.timestamp is None
-        if is_common and not message.user_properties and not message.expires_at:
-            name = (
-                consumer.tag,
-                id(message.properties),
-                message.content_type,
-                message.response_topic,
-                message.publisher,
-            )
-            length = len(before) + len(between) + len(behind)
-            self._forms.remember(name, form, len(between) + len(behind), _FORM_BYTES + 2 * length)
-        return form
+        if consumer.tag:
+            method = encode_method(_DELIVER, consumer.tag, 0, False, exchange, key)
+            tag_at = _TAG_AT + 1 + len(consumer.tag.encode())
+            rest_at = names_end = tag_at + _TAG_BYTES
+        else:
+            method = encode_method(_GET_OK, 0, False, exchange, key, 0)
+            tag_at, rest_at = _TAG_AT, _START_BYTES + _SIZE_BYTES + len(method)
+            names_end = rest_at - _SIZE_BYTES
+        whole = frame(FrameType.METHOD, number, method)
+        rest = whole[rest_at:] + _FRAME_START.pack(FrameType.HEADER, number)
+        way = _Way(whole[:tag_at], whole[tag_at + _TAG_BYTES : names_end], rest)
+        name = consumer.tag, None if kept is None else kept.exchange, None if kept is None else kept.routing_key
+        length = sum(map(len, way))
+        return self._ways.remember(name, way, length, _WAY_BYTES + 2 * length)
 
     def _has_room(self, consumer: AmqpConsumer) -> bool:
         limit = self._channel_prefetch
@@ -680,7 +710,7 @@ class Consuming:
         leaving, self._leaving = self._leaving, {}
         self._unsettled.clear()
         self._stalled.clear()
-        self._forms.let_go()
+        self._ways.let_go()
         for consumer in (*consumers.values(), *getters.values(), *leaving):
             if consumer.consumer is not None:
                 engine.unsubscribe(consumer.consumer, now)

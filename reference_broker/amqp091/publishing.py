@@ -43,7 +43,7 @@ _ROUTE_BYTES: Final = 64
 class _Plan:
     """What becomes of publishes with one head, as exchanges, queues and rights stand now."""
 
-    __slots__ = ("exchange", "is_reply", "is_topical", "origin", "properties", "queues", "stream")
+    __slots__ = ("exchange", "is_reply", "is_topical", "origin", "properties", "queues", "stream", "written")
 
     def __init__(
         self,
@@ -64,6 +64,8 @@ class _Plan:
         self.is_topical = is_topical
         self.stream = stream
         """That they commit; empty = none."""
+        self.written = b""
+        """How their properties may be passed on as they came; empty = not at all."""
         self.origin: Origin | None = None
         """What the engine is told that they have in common; None = each goes by itself."""
 
@@ -137,6 +139,7 @@ class Publishing:
         if like is None or plan.properties is not head.properties:
             like, name, key = None, plan.exchange, head.routing_key
             message = message_from(plan.properties, body, name, key, connection.client_id, now)
+            message.written = plan.written
             if not message.expires_at and plan.properties is head.properties:
                 like = head.like = changed(message, payload=b"")
         else:
@@ -147,6 +150,7 @@ class Publishing:
                 content_type=like.content_type,
                 response_topic=like.response_topic,
                 properties=like.properties,
+                written=plan.written,
             )
         if plan.origin is None and like is not None:
             plan.origin = Origin("", like.publisher, "", like, head.is_common)
@@ -206,6 +210,8 @@ class Publishing:
         stream = "" if queues or name else committed_stream(routing_key)
         is_topical = name == rights.TOPICS
         plan = _Plan(name, properties, queues, is_reply=is_reply, is_topical=is_topical, stream=stream)
+        if properties is head.properties and not any(field[0] == BCC for field in headers):
+            plan.written = head.written
         if head.is_common and not is_reply and properties is head.properties:
             self._plans.remember(head, plan, len(routing_key), _PLAN_BYTES + _ROUTE_BYTES * len(queues))
         return plan

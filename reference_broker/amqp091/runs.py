@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from assay.reference_broker.amqp091.wire.content import BasicProperties, decode_header
+from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import FRAME_END, FRAME_OVERHEAD_BYTES, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError
@@ -25,6 +25,8 @@ ACK: Final = BY_NAME["basic.ack"]
 GET: Final = BY_NAME["basic.get"]
 _ACK_BYTES: Final = 21
 _ACK_FRAME: Final = struct.Struct(">11xQBx")
+MOST_WRITTEN_BYTES: Final = 256
+"""Of flags and properties that are passed on as they came."""
 _MOST_HEADS: Final = 4_096
 _HEAD_BYTES: Final = 3_072
 """What a head takes at most, beside its characters."""
@@ -35,16 +37,24 @@ _CHARACTER_BYTES: Final = 24
 class Head:
     """What publishes have in common whose method and whose properties are the same."""
 
-    __slots__ = ("exchange", "immediate", "is_common", "like", "mandatory", "properties", "routing_key")
+    __slots__ = ("exchange", "immediate", "is_common", "like", "mandatory", "properties", "routing_key", "written")
 
     def __init__(
-        self, exchange: str, routing_key: str, mandatory: bool, immediate: bool, properties: BasicProperties
+        self,
+        exchange: str,
+        routing_key: str,
+        mandatory: bool,
+        immediate: bool,
+        properties: BasicProperties,
+        written: bytes,
     ) -> None:
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
         self.immediate = immediate
         self.properties = properties
+        self.written = written if len(written) <= MOST_WRITTEN_BYTES else b""
+        """Flags and properties as they came, if that is worth keeping."""
         self.is_common = (
             properties.message_id is None and properties.correlation_id is None and properties.timestamp is None
         )
@@ -141,7 +151,7 @@ class PublishReader:
         """Raises :class:`AmqpError`."""
         _, values = decode_method(method)
         _, properties = decode_header(header)
-        head = Head(*[*values, properties])
+        head = Head(*[*values, properties, header[SECTION_AT:]])
         if not head.is_common:
             return head
         length = len(named)

@@ -32,6 +32,8 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
     user_properties: tuple[tuple[str, str], ...] = ()
     properties: MessageProperties | None = None
     """What MQTT has no field for."""
+    written: bytes = b""
+    """Its properties as the protocol of its publisher wrote them, where that may pass them on as they are."""
     memory_bytes: int = 0
     """See :func:`memory_bytes`; 0 = nobody has asked yet."""
     holders: int = 0
@@ -47,7 +49,7 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
 def changed(message: Message, **fields: object) -> Message:
     """A copy with other values of some fields; nobody holds it yet."""
-    return msgspec.structs.replace(message, **fields, memory_bytes=0, holders=0)
+    return msgspec.structs.replace(message, **fields, written=b"", memory_bytes=0, holders=0)
 
 
 def text_bytes(text: str) -> int:
@@ -75,5 +77,7 @@ def memory_bytes(message: Message) -> int:
             size += len(message.correlation_data)
         if message.properties is not None:
             size += properties_bytes(message.properties)
+        if message.written:
+            size += len(message.written)
         message.memory_bytes = size
     return size

@@ -19,7 +19,7 @@ from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.memory_disk import MemoryDisk
-from tests.support.amqp_client import FRAME_MAX, AmqpClient, Said, make_node, table, turn
+from tests.support.amqp_client import FRAME_MAX, NOW, AmqpClient, Said, make_node, table, turn
 
 NEAR_FRAMES = 4_096
 MOST_BYTES = 1 << 20
@@ -387,6 +387,39 @@ def test_a_turn_takes_a_bounded_number_of_publishes() -> None:
     assert 300 < node.engine.stats("q").depth < 350
     c.hear()
     assert node.engine.stats("q").depth == 1_000
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        NONE,
+        BasicProperties(delivery_mode=2, content_type="text/plain", headers=table(a=1)),
+        BasicProperties(delivery_mode=2, message_id="m", correlation_id="c", timestamp=5, expiration="600000"),
+        BasicProperties(headers=table(a="long" * 100), priority=3, app_id="x", kind="k", reply_to="r"),
+    ],
+)
+def test_properties_are_the_same_from_memory_and_from_the_disk(properties: BasicProperties) -> None:
+    """Here they are passed on as they were written, if that is short, there they are written anew."""
+    disk = MemoryDisk()
+    node = make_node(disk)
+    c = AmqpClient(node)
+    c.open()
+    c.declare("q", durable=True)
+    run = publish("q", b"x", properties) * 12
+    c.send_raw(run)
+    c.send_raw(publish("q", b"x", properties))
+    c.hear()
+    found = [c.get("q").properties]
+    c.send_raw(method("basic.get", "q", False) * 6)
+    found += [said.properties for said in c.hear()]
+    turn(node)
+    node.close(NOW)
+    again = AmqpClient(make_node(disk))
+    again.open()
+    again.send_raw(method("basic.get", "q", True) * 10)
+    said = again.hear()
+    assert found + [each.properties for each in said] == [properties] * 17
+    assert [each.values[4] for each in said] == list(range(12, 2, -1))
 
 
 def reader() -> PublishReader:

@@ -14,6 +14,8 @@ from assay.reference_broker.routing.remembered import remember
 
 BASIC: Final = 60
 _START: Final = struct.Struct(">HHQ")
+SECTION_AT: Final = _START.size
+"""Of flags and properties in a content header."""
 
 
 class BasicProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -109,4 +111,9 @@ def encode_header(size: int, properties: BasicProperties) -> bytes:
         if value is not None:
             flags |= flag
             parts.append(write(value))
-    return b"".join((_START.pack(BASIC, 0, size), flags.to_bytes(2, "big"), *parts))
+    return header_with(size, b"".join((flags.to_bytes(2, "big"), *parts)))
+
+
+def header_with(size: int, section: bytes) -> bytes:
+    """As :func:`encode_header`, of flags and properties as they are written."""
+    return _START.pack(BASIC, 0, size) + section
