@@ -7,6 +7,8 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,6 +52,8 @@ class Sockets(ABC):
         self._began_ns = time.perf_counter_ns()
         self._selector = selectors.DefaultSelector()
         self._all: list[Wire] = []
+        self._gathered: dict[str, Wire] | None = None
+        """By name, those that have something to send at the end of :meth:`together`."""
 
     def end_life(self) -> None:
         for wire in self._all:
@@ -78,7 +82,26 @@ class Sockets(ABC):
     def send(self, wire: Wire, data: bytes) -> None:
         self.log.append((time.perf_counter_ns() - self._began_ns, wire.name, "send", data, wire.version))
         wire.unsent += data
-        self._flush(wire)
+        if self._gathered is None:
+            self._flush(wire)
+        else:
+            self._gathered[wire.name] = wire
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is sent within the block goes out in one piece for each connection: at its end, or before a wait."""
+        self._gathered = {}
+        try:
+            yield
+            self._send_gathered()
+        finally:
+            self._gathered = None
+
+    def _send_gathered(self) -> None:
+        wires, self._gathered = self._gathered or {}, {}
+        for wire in wires.values():
+            if wire.open:
+                self._flush(wire)
 
     def _flush(self, wire: Wire) -> None:
         try:
@@ -96,6 +119,8 @@ class Sockets(ABC):
 
     def read(self, timeout_s: float) -> None:
         """Take what has arrived; wait for something at most so long. Raises :class:`ViolationError`."""
+        if self._gathered:
+            self._send_gathered()
         for key, events in self._selector.select(timeout_s):
             wire: Wire = key.data
             if events & selectors.EVENT_WRITE and wire.open:

@@ -129,12 +129,21 @@ class QueueClients(Sockets):
     def request(
         self, client: QueueClient, topic: str, named: Iterable[tuple[str, str]] = (), payload: bytes = b"", **more: Any
     ) -> Puback | None:
+        packet_id = self.send_request(client, topic, named, payload, **more)
+        answer = None if self.unheard else self.answer(client, packet_id, topic)
+        assert answer is None or isinstance(answer, Puback)
+        return answer
+
+    def send_request(
+        self, client: QueueClient, topic: str, named: Iterable[tuple[str, str]] = (), payload: bytes = b"", **more: Any
+    ) -> int:
+        """Returns the packet identifier of what is to be answered."""
         packet_id = self.next_id(client)
         properties = Properties(user_property=tuple(named), **more)
         packet = Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, properties=properties)
-        answer = self.ask(client, packet, packet_id, topic)
-        assert answer is None or isinstance(answer, Puback)
-        return answer
+        client.answers.pop(packet_id, None)
+        self.write(client, packet)
+        return packet_id
 
     def barrier(self, *clients: QueueClient) -> None:
         """What was sent on these connections has been handled, or they are over."""

@@ -21,6 +21,7 @@ _FILTERS = ("eu/#", "+/1", "eu/1", "#")
 _KEYS = ("", "a", "b")
 _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
+_ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
 _VERBS = ("ack", "ack", "ack", "nack", "nack", "reject", "extend")
 
 
@@ -60,6 +61,65 @@ class _More:
         self.consumers = chance.choice((1, 2, 3)) if is_meant else 0
         self.partitioner = chance.choice(("", "fnv1a", "murmur3")) if is_meant else ""
         self.kinds = "vvv" * self.claims + "mmm" * self.commits + "g" * self.growth + "aaa" * self.resets
+
+
+class _Stream:
+    """The end of other lives: much of the same at once, which a broker may read, write and settle as one."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance = draw, chance
+        pick = chance.choice
+        self._like = plan.Publish(
+            key=pick(("", "", "a")),
+            size_bytes=pick((0, 8, 8, 300, 2_000)),
+            partition=pick((-1, 0)),
+            route=pick(("", "", "eu/1")),
+        )
+        if pick((True, False, False)):
+            self._like = msgspec.structs.replace(self._like, **{name: getattr(draw.publish(), name) for name in _ODD})
+
+    def burst(self) -> plan.Burst:
+        """Alike but for a few, from one client or two."""
+        pick = self._chance.choice
+        found = [self._like] * pick((7, 8, 9, 16, 17, 33, 40))
+        for _ in range(pick((0, 0, 0, 0, 1, 2))):
+            changes: dict[str, object] = pick(
+                ({"key": pick(_KEYS)}, {"route": "eu/1"}, {"size_bytes": 9}, {"client": 1}, {"rich": True}, {"lane": 1})
+            )
+            found[self._chance.randrange(len(found))] = msgspec.structs.replace(self._like, **changes)
+        return plan.Burst(publishes=tuple(found), together=True)
+
+    def settle(self) -> plan.Settle:
+        pick = self._chance.choice
+        first, last = pick((0, 0, 0, 1, 5)), pick((8, 9, 16, 40))
+        which = [*range(first, last)]
+        if pick((True, False, False)):
+            self._chance.shuffle(which)
+        return plan.Settle(
+            consumer=self._draw.who(),
+            verb=pick(("ack",) * 6 + ("nack", "reject")),
+            which=tuple(which[:: pick((1, 1, 1, 2))]),
+            form=pick((plan.Form.IDS, plan.Form.IDS, plan.Form.OFFSETS)),
+            each=pick((True, True, False)),
+        )
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        if pick((True, True, False)):
+            yield draw.join(0)
+        for _ in range(pick((1, 2, 3))):
+            yield self.burst()
+            if pick((True, False)):
+                yield draw.join(pick((0, 0, 1, 2)))
+            for _ in range(pick((1, 1, 2))):
+                yield self.settle()
+            if draw.bent.restart and pick((True, False, False)):
+                yield plan.Restart(amid=pick((None, self.settle())))
+                draw.gone()
+                yield draw.join(pick((0, 0, 1, 2)))
+                yield self.settle()
+            elif pick((True, False, False)):
+                yield draw.step()
 
 
 class _Draw:
@@ -143,6 +203,10 @@ class _Draw:
     def join(self, consumer: int) -> plan.Join:
         self._joined[consumer] = None
         return plan.Join(consumer=consumer)
+
+    def gone(self) -> None:
+        """All consumers are."""
+        self._joined = {}
 
     def leave(self) -> plan.Leave:
         consumer = self.who()
@@ -265,7 +329,7 @@ class _Draw:
             if self.more.claims:
                 yield plan.Claim(consumer=self.who(), which=pick((0, 0, 1)))
             yield plan.Restart(amid=self.amid())
-            self._joined = {}
+            self.gone()
             if pick((True, True, False)):
                 yield self.join(pick((0, 0, 1, 2)))
             if self.bent.transactions and pick((True, False)):
@@ -282,6 +346,10 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     queues = tuple(draw.queue() for _ in range(chance.choice((1, 1, 2))))
     groups = draw.groups(len(queues))
     consumers = draw.consumers(len(groups))
+    steps = list(draw.steps())
+    stream = Random(f"queues/{seed}/{number}/stream")
+    if number % 3 == 0 and stream.choice((True, False)):
+        steps += _Stream(draw, stream).steps()
     return plan.QueueLife(
-        queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(draw.steps())
+        queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(steps)
     )

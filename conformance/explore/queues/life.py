@@ -102,6 +102,8 @@ class Burst(_Step, frozen=True, kw_only=True, tag="burst"):
     """Publishes one behind the other, without waiting for what they cause."""
 
     publishes: tuple[Publish, ...]
+    together: bool = False
+    """Each client's in one piece, so that a broker that takes several at once does so."""
 
 
 class Join(_Step, frozen=True, kw_only=True, tag="join"):
@@ -128,6 +130,8 @@ class Settle(_Step, frozen=True, kw_only=True, tag="settle"):
     """An ack in the open transaction of this producer, if it has one; -1 = in none."""
     shown_by: int = -1
     """The consumer whose connection shows the receipts; -1 = its own."""
+    each: bool = False
+    """By a request of its own, all in one piece."""
     first_receipt: bool = False
     """The first one that was given for a message, in place of the last."""
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 from assay.conformance.case import CLOCK_TOPIC
 from assay.conformance.explore.queues import life as plan
+from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Asking, Producer
 from assay.conformance.explore.queues.books import violation
-from assay.conformance.explore.queues.clients import ADMIN, PATIENCE_S, QueueClient, QueueClients, violation_of
+from assay.conformance.explore.queues.clients import ADMIN, PATIENCE_S, QueueClient, violation_of
 from assay.conformance.explore.queues.deliveries import NUMBER
 from assay.conformance.explore.queues.oracle import Oracle
 from assay.conformance.explore.queues.requests import (
@@ -23,11 +21,9 @@ from assay.conformance.explore.queues.requests import (
     message_of,
     places,
     ranges,
-    settings_of,
 )
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.settlements import BEYOND
-from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Message, Queue, Transaction
+from assay.conformance.explore.queues.state import Copy, Fate, Member, Message
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.sockets import Wire
 from assay.conformance.targets import CapabilityValue, Endpoint
@@ -51,24 +47,16 @@ from assay.conformance.wire import (
 
 _SOON_S = 0.25
 """What an eager broker sends is waited for so long, so that a life meets it; that it does not come says nothing."""
-_POLL_S = 0.01
-"""Between two looks at figures."""
 _GIVES_UP = 4
 """A broker that was not eager so often is not waited for any more."""
 _LONG_S = 300_000
 _VERSION = 5
 _MOST_ROUNDS = 2_000
-_FIRST_FAILURE_CODE = 0x80
+Answered = Callable[[bool | None, Iterable[str]], None]
+"""Called with whether a settlement was accepted (None: nobody knows), and what was not pending."""
 
 
-@dataclass(eq=False)
-class _Producer:
-    transaction: Transaction | None = None
-    transaction_id: str = ""
-    identity: dict[str, str] = field(default_factory=dict)
-
-
-class QueuePlayer(QueueClients):
+class QueuePlayer(Asking):
     """Plays lives of queues, one after the other, on one broker."""
 
     def __init__(
@@ -95,10 +83,11 @@ class QueuePlayer(QueueClients):
     def _begin(self, life: plan.QueueLife) -> None:
         self.begin_life()
         self.token, self._life = f"{self._run_token}q{next(self._lives):x}", life
+        self._settles_each = any(isinstance(step, plan.Settle) and step.each for step in life.steps)
         self.tenant = self._tenant if life.tenant else ""
         self.oracle = Oracle((f"{self.token}n{number}" for number in range(len(life.queues))), life.queues)
         self.clients: dict[str, QueueClient] = {}
-        self._producers: dict[int, _Producer] = {}
+        self._producers: dict[int, Producer] = {}
         self._delayed: list[Message] = []
         self._settled: dict[int, list[Copy]] = {}
         """Consumer to what it settled, for it to be settled once more."""
@@ -137,7 +126,7 @@ class QueuePlayer(QueueClients):
             case plan.Publish():
                 self._publish(step)
             case plan.Burst():
-                self._burst(step.publishes)
+                self._burst(step.publishes, together=step.together)
             case plan.Join():
                 self._join(step.consumer)
             case plan.Leave():
@@ -209,13 +198,6 @@ class QueuePlayer(QueueClients):
                 self._look_beside(queue)
         self._clean_up()
 
-    def _look_beside(self, queue: Queue) -> None:
-        """What nobody's queue of the same name holds is one message, whatever became of those of the tenant's."""
-        depth = self._figures(queue.name)["depth"]
-        if depth != 1:
-            text = f"nobody's {queue.name}, beside {self.tenant}'s, holds {depth} messages, not one"
-            raise violation(QueueRule.TENANT, text)
-
     def _drain(self) -> None:
         """Whatever comes is acknowledged, until nothing does."""
         for _ in range(_MOST_ROUNDS):
@@ -227,7 +209,7 @@ class QueuePlayer(QueueClients):
                 if copies and member is not None:
                     self._next_round()
                     some = True
-                    self._send_settlement(client, member, copies, plan.Settle(consumer=client.consumer), None)
+                    self._send_settlement(client, member, copies, plan.Settle(each=self._settles_each), None)
             if not some:
                 return
 
@@ -243,31 +225,39 @@ class QueuePlayer(QueueClients):
 
     # Clients
 
-    def _admin(self, operation: str, request: object = None, **more: Any) -> Puback | None:
-        payload = b"" if request is None else json.dumps(request).encode()
-        return self.request(self.client(ADMIN), f"$admin/{operation}", payload=payload, **more)
-
-    @staticmethod
-    def _told(answer: Puback | None, answered: Callable[[bool | None], None]) -> None:
-        answered(None if answer is None else answer.reason_code < _FIRST_FAILURE_CODE)
-
-    def _create(self, queue: Queue) -> None:
-        request = settings_of(queue)
-        answer = self._admin("queue/create", request)
-        if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
-            text = f"a queue with {request} is refused: {answer}"
-            raise violation(QueueRule.REQUEST, text, "Q-ADMIN-02")
-
     # Publishing
-
-    def _queue(self, number: int) -> Queue:
-        return self.oracle.queues[number % len(self.oracle.queues)]
 
     def _publish(self, step: plan.Publish) -> None:
         self._burst((step,))
 
-    def _burst(self, steps: Iterable[plan.Publish]) -> None:
+    def _burst(self, steps: Iterable[plan.Publish], *, together: bool = False) -> None:
         waiting: list[tuple[QueueClient, int, Message, Callable[[bool | None], None], int]] = []
+        with self.together() if together else contextlib.nullcontext():
+            self._send_publishes(steps, waiting)
+        for client, packet_id, message, answered, qos in waiting:
+            if self.unheard:
+                answered(None)
+                continue
+            if not qos:
+                self.barrier(client)
+                message.sure = True
+                continue
+            what = f"the publish of message {message.number}"
+            answer = self.answer(client, packet_id, what)
+            assert isinstance(answer, Puback | Pubrec | Pubcomp)
+            accepted = answer.reason_code < FIRST_FAILURE_CODE
+            answered(accepted)
+            if accepted and message.delay_s:
+                message.delay_id = dict(answer.properties.user_property).get("delay-id", "")
+                if not message.delay_id:
+                    raise violation(QueueRule.CANCEL, f"{what} tells no delay-id: {answer}", "Q-DELAY-07")
+                self._delayed.append(message)
+
+    def _send_publishes(
+        self,
+        steps: Iterable[plan.Publish],
+        waiting: list[tuple[QueueClient, int, Message, Callable[[bool | None], None], int]],
+    ) -> None:
         for step in steps:
             queue = self._queue(step.queue)
             producer = self._producers.get(step.client) if step.transaction and not step.delay_s else None
@@ -295,24 +285,6 @@ class QueuePlayer(QueueClients):
             client.answers.pop(packet_id, None)
             self.write(client, packet)
             waiting.append((client, packet_id, message, answered, qos))
-        for client, packet_id, message, answered, qos in waiting:
-            if self.unheard:
-                answered(None)
-                continue
-            if not qos:
-                self.barrier(client)
-                message.sure = True
-                continue
-            what = f"the publish of message {message.number}"
-            answer = self.answer(client, packet_id, what)
-            assert isinstance(answer, Puback | Pubrec | Pubcomp)
-            accepted = answer.reason_code < _FIRST_FAILURE_CODE
-            answered(accepted)
-            if accepted and message.delay_s:
-                message.delay_id = dict(answer.properties.user_property).get("delay-id", "")
-                if not message.delay_id:
-                    raise violation(QueueRule.CANCEL, f"{what} tells no delay-id: {answer}", "Q-DELAY-07")
-                self._delayed.append(message)
 
     def _cancel(self, step: plan.Cancel) -> None:
         if not self._delayed:
@@ -370,7 +342,7 @@ class QueuePlayer(QueueClients):
             properties=Properties(user_property=tuple(named)),
         )
         answer = self.ask(client, packet, packet_id, f"SUBSCRIBE {topic_filter}")
-        if isinstance(answer, Suback) and answer.reason_codes[0] >= _FIRST_FAILURE_CODE:
+        if isinstance(answer, Suback) and answer.reason_codes[0] >= FIRST_FAILURE_CODE:
             raise violation(QueueRule.SUBSCRIBE, f"{client.name}: {topic_filter} is refused: {answer}")
 
     def _leave(self, number: int, how: plan.Leaving) -> None:
@@ -412,12 +384,6 @@ class QueuePlayer(QueueClients):
             if client.member.left is None:
                 self.oracle.leave(client.member)
             client.member = None
-
-    def _held_by(self, member: Member) -> list[Copy]:
-        return [copy for copy in member.group.open_copies() if copy.may_be_held_by(member)]
-
-    def _is_on_its_way(self, copy: Copy, member: Member) -> bool:
-        return any(self.oracle.may_flow(copy, spot, [member]) for spot in copy.spots)
 
     def _withhold(self, number: int, *, on: bool) -> None:
         client = self.clients.get(f"c{number % len(self._life.consumers)}")
@@ -465,10 +431,30 @@ class QueuePlayer(QueueClients):
         member: Member,
         copies: list[Copy],
         step: plan.Settle,
-        producer: _Producer | None,
+        producer: Producer | None,
         *,
         shows: bool = False,
     ) -> None:
+        """By one request, or as many as there are deliveries."""
+        asked: list[tuple[QueueClient, int, Answered]] = []
+        with self.together():
+            asked += [
+                self._ask_settlement(client, member, some, step, producer, shows=shows)
+                for some in ([[copy] for copy in copies] if step.each else [copies])
+            ]
+        for each in asked:
+            self._hear_settlement(*each)
+
+    def _ask_settlement(
+        self,
+        client: QueueClient,
+        member: Member,
+        copies: list[Copy],
+        step: plan.Settle,
+        producer: Producer | None,
+        *,
+        shows: bool,
+    ) -> tuple[QueueClient, int, Answered]:
         queue = member.group.queue
         told = f"g-{step.verb}" if step.verb == "reject" else ""
         by_receipt = None
@@ -496,159 +482,17 @@ class QueuePlayer(QueueClients):
             named += [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
         into = producer.transaction if producer is not None else None
         answered = self.oracle.settle(member, copies, step.verb, delay_s, told, into, by_receipt)
-        answer = self.request(client, self._topic(queue, step.verb), named)
-        if answer is None:
+        return client, self.send_request(client, self._topic(queue, step.verb), named), answered
+
+    def _hear_settlement(self, client: QueueClient, packet_id: int, answered: Answered) -> None:
+        if self.unheard:
             answered(None, ())
             return
+        answer = self.answer(client, packet_id, "a settlement")
+        assert isinstance(answer, Puback)
         told_gone = [value for name, value in answer.properties.user_property if name == "not-pending"]
         gone = [place for value in told_gone for place in places(value)]
-        answered(answer.reason_code < _FIRST_FAILURE_CODE, gone)
-
-    def _topic(self, queue: Queue, verb: str) -> str:
-        return (f"$queue/dlq/{queue.source.name}" if queue.source is not None else f"$queue/{queue.name}") + f"/${verb}"
-
-    def _claim(self, step: plan.Claim) -> None:
-        number = step.consumer % len(self._life.consumers)
-        client = self.clients.get(f"c{number}")
-        if client is None or not client.open or client.member is None:
-            return
-        group = client.member.group
-        old = [copy for copy in self._settled.get(number, []) if copy.group is group and not copy.is_open]
-        # Whose retries are used up need not come; and of what may be on its way nobody can tell whom a claim meets.
-        copies = [
-            copy
-            for copy in group.open_copies()
-            if copy.must(Kind.FLIGHT)
-            and all(spot.deliveries <= group.queue.plan.max_retries for spot in copy.spots)
-            and copy.message.expires_at > self.oracle.now
-        ]
-        for copy in (copies[step.which :] or old[-1:])[:1]:
-            named = [("message-id", message_id(group.queue, copy)), ("group-id", self._group_id(group))]
-            named.append(("min-idle", f"{step.idle_s}s"))
-            for holder, member in group.members.items():
-                if copy.is_held_by(member):
-                    self._settled.setdefault(holder, []).append(copy)  # it can settle it no more
-            answered = self.oracle.claim(client.member, copy, step.idle_s)
-            self._told(self.request(client, self._topic(group.queue, "claim"), named), answered)
-
-    def _commit(self, step: plan.Commit) -> None:
-        client = self.clients.get(f"c{step.consumer % len(self._life.consumers)}")
-        if client is None or not client.open or client.member is None:
-            return
-        group = client.member.group
-        copies = group.open_copies()
-        on_their_way = any(self._is_on_its_way(copy, member) for copy in copies for member in group.members.values())
-        held = [copy.message.place for copy in self._held_by(client.member) if copy.message.place is not None]
-        if on_their_way or any(copy.may(Kind.HELD) for copy in copies) or not held:
-            return
-        partition = held[0][0]
-        offsets = sorted(offset for each, offset in held if each == partition)
-        offset = {-1: 0, -2: BEYOND}.get(step.which, offsets[max(0, min(step.which, len(offsets) - 1))] + 1)
-        named = [("partition", str(partition)), ("offset", str(offset)), ("group-id", self._group_id(group))]
-        self._settled.setdefault(client.consumer, []).extend(self._held_by(client.member))
-        answered = self.oracle.commit(client.member, partition, offset)
-        self._told(self.request(client, self._topic(group.queue, "commit"), named), answered)
-
-    def _grow(self, step: plan.Grow) -> None:
-        queue = self._queue(step.queue)
-        if queue.is_strict or queue.plan.durability == "memory":  # it is made anew after a restart
-            return
-        request = {"count": step.partitions}
-        answered = self.oracle.grow(queue, step.partitions)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request), answered)
-
-    def _group_id(self, group: Group) -> str:
-        return group.told or group.name
-
-    # Transactions
-
-    def _begin_transaction(self, step: plan.Begin) -> None:
-        producer = self._producers.setdefault(step.producer, _Producer())
-        known = producer.transaction
-        if known is not None and known.fate in (Fate.OPEN, Fate.EITHER):
-            self._end_transaction(step.producer, commit=False)
-        client = self.client(f"t{step.producer}")
-        answer = self.request(client, "$txn/init", [("transactional-id", f"{self.token}t{step.producer}")])
-        producer.identity = {name: self._property(answer, name) for name in ("producer-id", "producer-epoch")}
-        transaction = self.oracle.begin(step.timeout_s)
-        named = [*producer.identity.items(), ("timeout", f"{step.timeout_s}s")]
-        answer = self.request(client, "$txn/begin", named)
-        producer.transaction_id, producer.transaction = self._property(answer, "transaction-id"), transaction
-
-    def _property(self, answer: Puback | None, name: str) -> str:
-        found = dict(answer.properties.user_property).get(name, "") if answer is not None else ""
-        if not found or answer is None or answer.reason_code >= _FIRST_FAILURE_CODE:
-            raise violation(
-                QueueRule.TRANSACTION, f"a request is refused, or does not tell {name}: {answer}", "Q-TXN-11"
-            )
-        return found
-
-    def _end_transaction(self, number: int, *, commit: bool) -> None:
-        producer = self._producers.get(number)
-        if producer is None or producer.transaction is None:
-            return
-        answered = self.oracle.ending(producer.transaction, commit=commit)
-        named = [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
-        operation = "commit" if commit else "abort"
-        self._told(self.request(self.client(f"t{number}"), f"$txn/{operation}", named), answered)
-
-    # Administration and the broker
-
-    def _reset(self, step: plan.Reset) -> None:
-        number = step.group % len(self._life.groups)
-        queue = self._queue(self._life.groups[number].queue)
-        if self._life.groups[number].dead or f"g{number}" not in queue.groups:
-            return
-        group = queue.groups[f"g{number}"]
-        if (group.plan.filter and not group.told) or any(
-            copy in each.held for each in self.oracle.transactions for copy in group.copies.values()
-        ):
-            return  # nobody knows what it is called; and of what a transaction settled the specification does not say
-        request = {"group": self._group_id(group), "to": "latest" if step.latest else "earliest"}
-        for consumer, member in group.members.items():  # none of it can be settled any more
-            self._settled.setdefault(consumer, []).extend(self._held_by(member))
-        answered = self.oracle.reset(group, latest=step.latest)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/reset", request), answered)
-
-    def _look(self, queue: Queue) -> None:
-        """Figures may change behind a sync: they are asked for until they are what they may be."""
-        deadline = time.monotonic() + self.patience_s
-        while True:
-            wrong = self._wrong_figures(queue)
-            if not wrong:
-                self.oracle.looked_at(queue)
-                return
-            self.read(_POLL_S)
-            if time.monotonic() > deadline:
-                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
-
-    def _figures(self, name: str) -> dict[str, Any]:
-        client, topic = self.client(ADMIN), f"assay/{self.token}/answers"
-        if not client.inbox:
-            packet_id = self.next_id(client)
-            entry = Subscription(filter=topic, qos=0)
-            self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
-        seen = len(client.inbox)
-        answer = self._admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
-        if answer is not None and answer.reason_code >= _FIRST_FAILURE_CODE:
-            raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
-        self.await_(
-            lambda: len(client.inbox) > seen,
-            lambda: violation(QueueRule.UNANSWERED, f"figures of {name} do not come", "Q-ADMIN-01", waited=True),
-        )
-        figures: dict[str, Any] = json.loads(client.inbox[-1].payload)
-        return figures
-
-    def _wrong_figures(self, queue: Queue) -> str:
-        figures = self._figures(f"{queue.owner}{queue.name}")
-        by_group = {each["group"]: each for each in figures.get("groups", [])}
-        wrong = []
-        for (group, name), (least, most) in self.oracle.figures(queue).items():
-            told = self._group_id(queue.groups[group]) if group else ""
-            found = (by_group.get(told, {}) if group else figures).get(name)
-            if found is not None and not least <= found <= most:
-                wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
-        return "; ".join(wrong)
+        answered(answer.reason_code < FIRST_FAILURE_CODE, gone)
 
     def _advance(self, seconds: int) -> None:
         if not self.capabilities.get("clock", False):
@@ -734,7 +578,7 @@ class QueuePlayer(QueueClients):
             case Puback() | Suback() | Unsuback() | Pubcomp():
                 wire.answers.setdefault(packet.packet_id, packet)
             case Pubrec():
-                if packet.reason_code < _FIRST_FAILURE_CODE:
+                if packet.reason_code < FIRST_FAILURE_CODE:
                     self.write(wire, Pubrel(packet_id=packet.packet_id))
                 else:
                     wire.answers[packet.packet_id] = packet

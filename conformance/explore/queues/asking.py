@@ -1,0 +1,217 @@
+"""What clients of a life of queues ask for beside publishing and consuming: claims, transactions, administration."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.conformance.explore.queues import life as plan
+from assay.conformance.explore.queues.books import violation
+from assay.conformance.explore.queues.clients import ADMIN, QueueClients
+from assay.conformance.explore.queues.oracle import Oracle
+from assay.conformance.explore.queues.requests import message_id, settings_of
+from assay.conformance.explore.queues.rules import QueueRule
+from assay.conformance.explore.queues.settlements import BEYOND
+from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Queue, Transaction
+from assay.conformance.wire import Puback, Subscribe, Subscription
+
+FIRST_FAILURE_CODE = 0x80
+_POLL_S = 0.01
+"""Between two looks at figures."""
+
+
+@dataclass(eq=False)
+class Producer:
+    transaction: Transaction | None = None
+    transaction_id: str = ""
+    identity: dict[str, str] = field(default_factory=dict)
+
+
+class Asking(QueueClients):
+    """A player's requests."""
+
+    _life: plan.QueueLife
+    oracle: Oracle
+    _producers: dict[int, Producer]
+    _settled: dict[int, list[Copy]]
+    """Consumer to what it settled, for it to be settled once more."""
+
+    def _admin(self, operation: str, request: object = None, **more: Any) -> Puback | None:
+        payload = b"" if request is None else json.dumps(request).encode()
+        return self.request(self.client(ADMIN), f"$admin/{operation}", payload=payload, **more)
+
+    @staticmethod
+    def _told(answer: Puback | None, answered: Callable[[bool | None], None]) -> None:
+        answered(None if answer is None else answer.reason_code < FIRST_FAILURE_CODE)
+
+    def _create(self, queue: Queue) -> None:
+        request = settings_of(queue)
+        answer = self._admin("queue/create", request)
+        if answer is not None and answer.reason_code >= FIRST_FAILURE_CODE:
+            text = f"a queue with {request} is refused: {answer}"
+            raise violation(QueueRule.REQUEST, text, "Q-ADMIN-02")
+
+    def _queue(self, number: int) -> Queue:
+        return self.oracle.queues[number % len(self.oracle.queues)]
+
+    def _held_by(self, member: Member) -> list[Copy]:
+        return [copy for copy in member.group.open_copies() if copy.may_be_held_by(member)]
+
+    def _is_on_its_way(self, copy: Copy, member: Member) -> bool:
+        return any(self.oracle.may_flow(copy, spot, [member]) for spot in copy.spots)
+
+    def _topic(self, queue: Queue, verb: str) -> str:
+        return (f"$queue/dlq/{queue.source.name}" if queue.source is not None else f"$queue/{queue.name}") + f"/${verb}"
+
+    def _claim(self, step: plan.Claim) -> None:
+        number = step.consumer % len(self._life.consumers)
+        client = self.clients.get(f"c{number}")
+        if client is None or not client.open or client.member is None:
+            return
+        group = client.member.group
+        old = [copy for copy in self._settled.get(number, []) if copy.group is group and not copy.is_open]
+        # Whose retries are used up need not come; and of what may be on its way nobody can tell whom a claim meets.
+        copies = [
+            copy
+            for copy in group.open_copies()
+            if copy.must(Kind.FLIGHT)
+            and all(spot.deliveries <= group.queue.plan.max_retries for spot in copy.spots)
+            and copy.message.expires_at > self.oracle.now
+        ]
+        for copy in (copies[step.which :] or old[-1:])[:1]:
+            named = [("message-id", message_id(group.queue, copy)), ("group-id", self._group_id(group))]
+            named.append(("min-idle", f"{step.idle_s}s"))
+            for holder, member in group.members.items():
+                if copy.is_held_by(member):
+                    self._settled.setdefault(holder, []).append(copy)  # it can settle it no more
+            answered = self.oracle.claim(client.member, copy, step.idle_s)
+            self._told(self.request(client, self._topic(group.queue, "claim"), named), answered)
+
+    def _commit(self, step: plan.Commit) -> None:
+        client = self.clients.get(f"c{step.consumer % len(self._life.consumers)}")
+        if client is None or not client.open or client.member is None:
+            return
+        group = client.member.group
+        copies = group.open_copies()
+        on_their_way = any(self._is_on_its_way(copy, member) for copy in copies for member in group.members.values())
+        held = [copy.message.place for copy in self._held_by(client.member) if copy.message.place is not None]
+        if on_their_way or any(copy.may(Kind.HELD) for copy in copies) or not held:
+            return
+        partition = held[0][0]
+        offsets = sorted(offset for each, offset in held if each == partition)
+        offset = {-1: 0, -2: BEYOND}.get(step.which, offsets[max(0, min(step.which, len(offsets) - 1))] + 1)
+        named = [("partition", str(partition)), ("offset", str(offset)), ("group-id", self._group_id(group))]
+        self._settled.setdefault(client.consumer, []).extend(self._held_by(client.member))
+        answered = self.oracle.commit(client.member, partition, offset)
+        self._told(self.request(client, self._topic(group.queue, "commit"), named), answered)
+
+    def _grow(self, step: plan.Grow) -> None:
+        queue = self._queue(step.queue)
+        if queue.is_strict or queue.plan.durability == "memory":  # it is made anew after a restart
+            return
+        request = {"count": step.partitions}
+        answered = self.oracle.grow(queue, step.partitions)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request), answered)
+
+    def _group_id(self, group: Group) -> str:
+        return group.told or group.name
+
+    # Transactions
+
+    def _begin_transaction(self, step: plan.Begin) -> None:
+        producer = self._producers.setdefault(step.producer, Producer())
+        known = producer.transaction
+        if known is not None and known.fate in (Fate.OPEN, Fate.EITHER):
+            self._end_transaction(step.producer, commit=False)
+        client = self.client(f"t{step.producer}")
+        answer = self.request(client, "$txn/init", [("transactional-id", f"{self.token}t{step.producer}")])
+        producer.identity = {name: self._property(answer, name) for name in ("producer-id", "producer-epoch")}
+        transaction = self.oracle.begin(step.timeout_s)
+        named = [*producer.identity.items(), ("timeout", f"{step.timeout_s}s")]
+        answer = self.request(client, "$txn/begin", named)
+        producer.transaction_id, producer.transaction = self._property(answer, "transaction-id"), transaction
+
+    def _property(self, answer: Puback | None, name: str) -> str:
+        found = dict(answer.properties.user_property).get(name, "") if answer is not None else ""
+        if not found or answer is None or answer.reason_code >= FIRST_FAILURE_CODE:
+            raise violation(
+                QueueRule.TRANSACTION, f"a request is refused, or does not tell {name}: {answer}", "Q-TXN-11"
+            )
+        return found
+
+    def _end_transaction(self, number: int, *, commit: bool) -> None:
+        producer = self._producers.get(number)
+        if producer is None or producer.transaction is None:
+            return
+        answered = self.oracle.ending(producer.transaction, commit=commit)
+        named = [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
+        operation = "commit" if commit else "abort"
+        self._told(self.request(self.client(f"t{number}"), f"$txn/{operation}", named), answered)
+
+    # Administration and the broker
+
+    def _reset(self, step: plan.Reset) -> None:
+        number = step.group % len(self._life.groups)
+        queue = self._queue(self._life.groups[number].queue)
+        if self._life.groups[number].dead or f"g{number}" not in queue.groups:
+            return
+        group = queue.groups[f"g{number}"]
+        if (group.plan.filter and not group.told) or any(
+            copy in each.held for each in self.oracle.transactions for copy in group.copies.values()
+        ):
+            return  # nobody knows what it is called; and of what a transaction settled the specification does not say
+        request = {"group": self._group_id(group), "to": "latest" if step.latest else "earliest"}
+        for consumer, member in group.members.items():  # none of it can be settled any more
+            self._settled.setdefault(consumer, []).extend(self._held_by(member))
+        answered = self.oracle.reset(group, latest=step.latest)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/reset", request), answered)
+
+    def _look(self, queue: Queue) -> None:
+        """Figures may change behind a sync: they are asked for until they are what they may be."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            wrong = self._wrong_figures(queue)
+            if not wrong:
+                self.oracle.looked_at(queue)
+                return
+            self.read(_POLL_S)
+            if time.monotonic() > deadline:
+                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        client, topic = self.client(ADMIN), f"assay/{self.token}/answers"
+        if not client.inbox:
+            packet_id = self.next_id(client)
+            entry = Subscription(filter=topic, qos=0)
+            self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
+        seen = len(client.inbox)
+        answer = self._admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
+        if answer is not None and answer.reason_code >= FIRST_FAILURE_CODE:
+            raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
+        self.await_(
+            lambda: len(client.inbox) > seen,
+            lambda: violation(QueueRule.UNANSWERED, f"figures of {name} do not come", "Q-ADMIN-01", waited=True),
+        )
+        figures: dict[str, Any] = json.loads(client.inbox[-1].payload)
+        return figures
+
+    def _wrong_figures(self, queue: Queue) -> str:
+        figures = self._figures(f"{queue.owner}{queue.name}")
+        by_group = {each["group"]: each for each in figures.get("groups", [])}
+        wrong = []
+        for (group, name), (least, most) in self.oracle.figures(queue).items():
+            told = self._group_id(queue.groups[group]) if group else ""
+            found = (by_group.get(told, {}) if group else figures).get(name)
+            if found is not None and not least <= found <= most:
+                wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
+        return "; ".join(wrong)
+
+    def _look_beside(self, queue: Queue) -> None:
+        """What nobody's queue of the same name holds is one message, whatever became of those of the tenant's."""
+        depth = self._figures(queue.name)["depth"]
+        if depth != 1:
+            text = f"nobody's {queue.name}, beside {self.tenant}'s, holds {depth} messages, not one"
+            raise violation(QueueRule.TENANT, text)
