@@ -42,7 +42,9 @@ def main(
     ] = None,
     sample: Annotated[int, typer.Option(min=0, help="How many mutants to draw by chance; 0 = all.")] = 300,
     seed: Annotated[int | None, typer.Option(help="Seed of the draw; default: a new one, which is shown.")] = None,
-    judges: Annotated[str, typer.Option(help="Only these judges, separated by commas; default: all.")] = "",
+    judges: Annotated[
+        str, typer.Option(help="Only these judges, in this order, separated by commas; default: all.")
+    ] = "",
     only: Annotated[str, typer.Option(help="Only mutants whose name holds this text.")] = "",
     budget_s: Annotated[float, typer.Option("--budget-s", min=1, help="Seconds of unit tests for a mutant.")] = 20.0,
     rest_s: Annotated[
@@ -69,17 +71,17 @@ def main(
         else:
             plan = plan_of(modules or DEFAULT_MODULES, sample, secrets.randbits(32) if seed is None else seed)
         journal = Journal(resume or out / "mutants.jsonl", plan, resume=resume is not None)
-        known = all_judges()
-        wanted = [name.strip() for name in judges.split(",")] if judges else [judge.name for judge in known]
-        if unknown := set(wanted) - {judge.name for judge in known}:
-            message = f"unknown judges {sorted(unknown)}: use {', '.join(judge.name for judge in known)}"
+        known = {judge.name: judge for judge in all_judges()}
+        wanted = [name.strip() for name in judges.split(",")] if judges else [*known]
+        if unknown := set(wanted) - known.keys():
+            message = f"unknown judges {sorted(unknown)}: use {', '.join(known)}"
             raise CampaignError(message)
     except CampaignError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(USAGE) from error
     console.print(f"seed {plan.seed}", highlight=False)
     mutants = [mutant for mutant in draw(plan.modules, plan.sample, plan.seed) if only in mutant.key]
-    chosen = [judge for judge in known if judge.name in wanted]
+    chosen = [known[name] for name in wanted]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=errors, transient=True) as progress:

@@ -2,9 +2,9 @@
 
 ``python -m mutation.black_box cases ID...`` runs cases on reference brokers that are forked from this process, so that
 they have the mutant that it has, and ends at the first case that fails, and fails again on a broker of its own.
-``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues, ``tiny
-EXAMPLES SEED`` these on a broker whose turns end early and whose caches hold next to nothing. Exit status: 0 all is
-well, 1 somebody noticed.
+``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues, ``amqp
+EXAMPLES SEED`` of AMQP 0.9.1, ``tiny EXAMPLES SEED`` those of queues on a broker whose turns end early and whose caches
+hold next to nothing. Exit status: 0 all is well, 1 somebody noticed.
 
 ``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, tells the probes in it which case it
 is for, and writes a line for each as :mod:`mutation.contexts` does.
@@ -52,6 +52,13 @@ _TIDY_SOON = {
 }
 """From how much on snapshots replace logs, and logs are stated anew: no case lives long enough for the real numbers."""
 _LIFE_PATIENCE_S = 2.0
+_LIVES = {
+    "lives": ("mqtt", ""),
+    "queues": ("queues", ""),
+    "amqp": ("amqp091", ""),
+    "tiny": ("queues", "any-tiny-insides"),
+}
+"""What to call them, to their game and the group of variations that the broker has."""
 
 
 class _Forked:
@@ -219,9 +226,8 @@ def _recorded(case: str) -> Iterator[None]:
 
 def main(what: str, *words: str) -> int:
     """Returns the exit status."""
-    if what in ("lives", "queues", "tiny"):
-        insides = "any-tiny-insides" if what == "tiny" else ""
-        judge_lives(int(words[0]), int(words[1]), "mqtt" if what == "lives" else "queues", insides)
+    if what in _LIVES:
+        judge_lives(int(words[0]), int(words[1]), *_LIVES[what])
     else:
         known = load_cases()
         cases = [known[name] for name in words]

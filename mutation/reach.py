@@ -213,6 +213,10 @@ class Reach:
         good = self.checks(judge)
         return [good[name] for name in sorted(found & good.keys())] + self._unknown(judge, somehow)
 
+    def breadth(self, judge: str, check: Check) -> int:
+        """How many mutants, and modules of theirs, a check reaches."""
+        return sum(len(part.get(check.name, ())) for part in self.record.hits.get(judge, {}).values())
+
     def ran_at_import(self, mutant: Mutant) -> bool:
         """Whether the mutant is executed when the broker is imported, and what it computes is kept."""
         return self.record.mutants[mutant.identity] in self.record.at_import
