@@ -41,8 +41,6 @@ _SAID = 300
 _COMMAND = ("-m", "assay.cli")
 _CASES = ("-m", "mutation.black_box", "cases")
 _SUITES = ("mqtt311", "mqtt5", "queue")
-_FIRST_CASES = 40
-"""Those that reach the least beside the mutant are about it: they are asked before the others."""
 _LIVES = 100
 _QUEUE_LIVES = 60
 _TINY_LIVES = 30
@@ -244,7 +242,10 @@ class Commands(Judge):
 
 
 class Suites(Judge):
-    """Cases of the conformance suites, each chosen if it reaches the mutant; those of a suite are mapped in one go."""
+    """Cases of the conformance suites, each chosen if it reaches the mutant; those of a suite are mapped in one go.
+
+    Those that reach the least beside the mutant are about it, and come first.
+    """
 
     black_box = True
 
@@ -264,24 +265,22 @@ class Suites(Judge):
         ]
 
     def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:
-        checks, left_out = super().chosen(mutant, bench)
-        return sorted(checks, key=lambda check: bench.reach.breadth(self.name, check)), left_out
+        checks = bench.reach.reaching(self.name, mutant)
+        return within(sorted(checks, key=lambda check: bench.reach.breadth(self.name, check)), bench.budget_s)
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
         """They run at the same time, which takes less than one by one; whom they kill they have killed twice."""
-        ran: list[Ended] = []
-        for some in (checks[:_FIRST_CASES], checks[_FIRST_CASES:]):
-            asked = (*_CASES, *(check.name for check in some))
-            if some:
-                ran.append(bench.tree.run(asked, limit_s=bench.limit_s(some, 1.0)))
-            if not some or ran[-1].status == 0:
-                continue
-            if ran[-1].timed_out:
-                return self.opinion(Outcome.TIMEOUT, "", *ran)
-            by = next((check.name for check in some if f"{check.name}: " in ran[-1].output), "")
-            if bench.passes((*_CASES, by) if by else asked, bench.limit_s(some, 1.0)):
-                return self.opinion(Outcome.KILLED, _said(ran[-1]), *ran)
-        return self.opinion(Outcome.SURVIVED, "", *ran)
+        if not checks:
+            return self.opinion(Outcome.SURVIVED, "")
+        asked = (*_CASES, *(check.name for check in checks))
+        ran = bench.tree.run(asked, limit_s=bench.limit_s(checks, 1.0))
+        if ran.timed_out:
+            return self.opinion(Outcome.TIMEOUT, "", ran)
+        if ran.status == 0:
+            return self.opinion(Outcome.SURVIVED, "", ran)
+        by = next((check.name for check in checks if f"{check.name}: " in ran.output), "")
+        kills = bench.passes((*_CASES, by) if by else asked, bench.limit_s(checks, 1.0))
+        return self.opinion(Outcome.KILLED if kills else Outcome.SURVIVED, _said(ran), ran)
 
 
 def within(checks: Sequence[Check], budget_s: float) -> tuple[list[Check], list[Check]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ _KEYS = ("", "a", "b")
 _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
 _ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
+_CHANGES: tuple[dict[str, Any], ...] = (
+    *({"key": key} for key in _KEYS),
+    *({"route": "eu/1"}, {"size_bytes": 9}, {"client": 1}, {"rich": True}, {"lane": 1}),
+)
 _VERBS = ("ack", "ack", "ack", "nack", "nack", "reject", "extend")
 
 
@@ -83,10 +87,7 @@ class _Stream:
         pick = self._chance.choice
         found = [self._like] * pick((7, 8, 9, 16, 17, 33, 40))
         for _ in range(pick((0, 0, 0, 0, 1, 2))):
-            changes: dict[str, object] = pick(
-                ({"key": pick(_KEYS)}, {"route": "eu/1"}, {"size_bytes": 9}, {"client": 1}, {"rich": True}, {"lane": 1})
-            )
-            found[self._chance.randrange(len(found))] = msgspec.structs.replace(self._like, **changes)
+            found[self._chance.randrange(len(found))] = msgspec.structs.replace(self._like, **pick(_CHANGES))
         return plan.Burst(publishes=tuple(found), together=True)
 
     def settle(self) -> plan.Settle:
