@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from assay.reference_broker.amqp091.service import AMQP091, Amqp091
+from assay.reference_broker.amqp091.connection import AMQP091, wire_protocol
+from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
@@ -71,7 +72,7 @@ class BrokerNode:
         self.amqp091 = Amqp091(self.state)
         self.protocols = {
             MQTT: WireProtocol(accept=self._accept_mqtt, opens=opens_with_connect),
-            AMQP091: self.amqp091.protocol,
+            AMQP091: wire_protocol(self.amqp091),
             **protocols,
         }
         """By name; :func:`assay.reference_broker.core.protocols.detect` chooses among those of a listener."""

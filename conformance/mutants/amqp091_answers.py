@@ -116,7 +116,7 @@ def some_answers_missing(patch: Patch) -> None:
 
 def _most(limits: Mapping[str, int], subject: Callable[[str, Channel, tuple[Any, ...]], object]) -> Callable[..., None]:
     def apply(patch: Patch) -> None:
-        seen: WeakKeyDictionary[AmqpConnection, Counter[object]] = WeakKeyDictionary()
+        seen: WeakKeyDictionary[object, Counter[object]] = WeakKeyDictionary()
 
         def make(name: str, original: Handler) -> Handler:
             def handle(channel: Channel, *values: Any) -> None:

@@ -12,7 +12,8 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091_answers import Handler, wrap_handlers
 from assay.reference_broker.amqp091 import dead_letters, publishing, service
 from assay.reference_broker.amqp091.channel import Channel
-from assay.reference_broker.amqp091.consuming import AmqpConsumer, Consuming
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.handles import AmqpConsumer
 from assay.reference_broker.amqp091.messages import PERSISTENT
 from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.queue_settings import QueueArguments

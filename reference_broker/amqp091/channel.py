@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
+from assay.reference_broker.amqp091.handles import ConnectionHandle
 from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun
+from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import HEARTBEAT_CHANNEL, FrameType
@@ -19,10 +21,6 @@ from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.trace.schema import TraceKind
-
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.connection import AmqpConnection
-    from assay.reference_broker.amqp091.service import Amqp091
 
 _REPLIES: Final = {
     QueueErrorCode.UNKNOWN_QUEUE: (Reply.NOT_FOUND, "queue.declare.passive.passive"),
@@ -64,7 +62,7 @@ class _Content:
 class Channel:
     """See the module's docstring."""
 
-    def __init__(self, connection: AmqpConnection, number: int) -> None:
+    def __init__(self, connection: ConnectionHandle, number: int) -> None:
         self.connection = connection
         self.number = number
         self.last_queue = ""

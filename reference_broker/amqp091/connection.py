@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.login import NOT_LOGGED_IN, READERS, Credentials, bad_response
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, read_acks, read_alike
+from assay.reference_broker.amqp091.service import Amqp091, Peer
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import (
     FRAME_MIN_BYTES,
     HEARTBEAT,
     HEARTBEAT_CHANNEL,
+    OPENING,
     PROTOCOL_HEADER,
     Frame,
     FrameType,
@@ -28,19 +30,19 @@ from assay.reference_broker.auth import METHOD, CheckQueueFullError, ScramError,
 from assay.reference_broker.config import ServerReferenceConfig
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
-from assay.reference_broker.core.protocols import Arrival
+from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.core.version import installed_version
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.service import Amqp091
     from assay.reference_broker.auth import PasswordCheck
     from assay.reference_broker.config import UserConfig
     from assay.reference_broker.core.access import Grants
     from assay.reference_broker.core.tenant import Tenant
 
+AMQP091: Final = "amqp091"
 _CLOSE_TIMEOUT_S: Final = 10.0
 """For the answer to a close."""
 MAX_UNCONFIRMED: Final = 4_096
@@ -90,7 +92,7 @@ def _flags(*names: str) -> Typed:
     return Typed(Kind.MAP, tuple([part for pair in pairs for part in pair]))
 
 
-class AmqpConnection(Connection):
+class AmqpConnection(Peer, Connection):
     """A client of the broker without a session; each of its consumers is one to the engine."""
 
     tenant: Tenant | None
@@ -763,3 +765,15 @@ class AmqpConnection(Connection):
         self.broker.connecting.remove(self)
         self.end_output()
         self.rouse()
+
+
+def opens(opening: bytes) -> bool | None:
+    """See :class:`WireProtocol`."""
+    if len(opening) < len(OPENING) and OPENING.startswith(opening):
+        return None
+    return opening.startswith(OPENING)
+
+
+def wire_protocol(service: Amqp091) -> WireProtocol:
+    """What listeners need to speak it."""
+    return WireProtocol(accept=lambda arrival: AmqpConnection(service, arrival), opens=opens)

@@ -14,6 +14,7 @@ from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.consumer_arguments import parse_consumer
 from assay.reference_broker.amqp091.declarations import named_queue
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, ReplyConsumer
+from assay.reference_broker.amqp091.handles import AmqpConsumer, ChannelHandle, Settlement, Unsettled
 from assay.reference_broker.amqp091.messages import properties_of, with_offset
 from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
@@ -30,9 +31,8 @@ from assay.reference_broker.amqp091.wire.frames import (
 )
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.queues import Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
-from assay.reference_broker.queues.groups.pending import UNLIMITED
 from assay.reference_broker.queues.groups.subscribe_options import LATEST, SubscribeOptions
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
@@ -41,9 +41,7 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import Known
 
 if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
     from assay.reference_broker.amqp091.wire.content import BasicProperties
-    from assay.reference_broker.core.tenant import Tenant
 
 _MOST_WAYS = 4_096
 _MOST_LAYOUTS = 1_024
@@ -63,84 +61,6 @@ _END = bytes((FRAME_END,))
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
 MQTT_EXCHANGE = "$queue"
 """Where a message came from that was not published over AMQP."""
-
-
-class AmqpConsumer:
-    """One consumer, as a client of the engine: each has a name of its own there."""
-
-    __slots__ = (
-        "channel",
-        "client_id",
-        "consumer",
-        "held",
-        "is_cancelled",
-        "is_exclusive",
-        "is_stream",
-        "may_administer",
-        "no_ack",
-        "prefetch",
-        "record",
-        "served_at",
-        "tag",
-        "tenant",
-        "username",
-    )
-    tenant: Tenant | None
-
-    def __init__(self, channel: Channel, record: QueueRecord, tag: str, client_id: str, *, no_ack: bool) -> None:
-        connection = channel.connection
-        self.channel = channel
-        self.record = record
-        self.tag = tag
-        """Empty for the one that gets."""
-        self.client_id = client_id
-        self.username = connection.username
-        self.tenant = connection.tenant
-        self.may_administer = connection.may_administer
-        self.no_ack = no_ack
-        self.is_exclusive = False
-        self.is_stream = False
-        """It reads a stream: whatever it says of a message, that stays where it is."""
-        self.prefetch = 0
-        """Of one that commits by itself what it reads: acknowledgements ask for more, and do nothing else."""
-        self.held = 0
-        """Deliveries that it was given and that are not settled."""
-        self.served_at = 0
-        """The tag of its last delivery."""
-        self.is_cancelled = False
-        self.consumer: Consumer | None = None
-
-    @property
-    def connection(self) -> object | None:
-        return self.channel.connection.connection
-
-    def set_active(self, *, active: bool) -> None:
-        """Whether it is the one that gets messages, of a queue that has but one."""
-        broker = self.channel.connection.broker
-        if self.consumer is not None:
-            broker.engine.grant(self.consumer, UNLIMITED if active else 0, broker.now)
-
-    def queue_ended(self) -> None:
-        """The queue was deleted: the client is told, if it understands that (rmq.consumer-cancel-notify)."""
-        self.channel.consuming.queue_ended(self)
-
-
-class Unsettled(NamedTuple):
-    """A delivery that the client has not acknowledged. As :class:`Held`."""
-
-    consumer: AmqpConsumer
-    partition: int
-    offset: int
-
-    @property
-    def queue(self) -> str:
-        assert self.consumer.consumer is not None
-        return self.consumer.consumer.queue
-
-    @property
-    def group(self) -> str:
-        assert self.consumer.consumer is not None
-        return self.consumer.consumer.group
 
 
 _new = tuple.__new__
@@ -165,16 +85,10 @@ def _layout(before: int, rest: int, section: int) -> Callable[..., bytes]:
     return struct.Struct(f">{before}sQ{rest}sIIQ{section}sBBHI").pack
 
 
-class Settlement(NamedTuple):
-    tag: int
-    held: Unsettled
-    outcome: Outcome
-
-
 class Consuming:
     """The consuming half of a channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelHandle) -> None:
         self._channel = channel
         self._consumers: dict[str, AmqpConsumer] = {}
         self._getters: dict[str, AmqpConsumer] = {}
@@ -244,7 +158,7 @@ class Consuming:
         if name == REPLY_TO:
             parse_consumer(arguments, now, is_stream=False)
             tag = tag or self._new_tag()
-            self.replies = service.replies.open(channel, tag, no_ack=no_ack)
+            self.replies = service.replies.open(self, vhost.name, tag, connection.broker.rng, no_ack=no_ack)
             if not no_wait:
                 channel.send("basic.consume-ok", tag)
             return
@@ -258,7 +172,7 @@ class Consuming:
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive.01")
         tag = tag or self._new_tag()
-        consumer = AmqpConsumer(channel, record, tag, self._new_name(), no_ack=no_ack)
+        consumer = self._new_consumer(record, tag, no_ack=no_ack)
         consumer.is_exclusive = exclusive
         # Without acknowledgements there is nothing that a prefetch could count.
         group, options = GROUP, SubscribeOptions(prefetch=0 if no_ack else self._prefetch, priority=asked.priority)
@@ -309,16 +223,16 @@ class Consuming:
     def _new_tag(self) -> str:
         return f"amq.ctag-{self._channel.connection.broker.rng.randbytes(12).hex()}"
 
-    def _new_name(self) -> str:
-        """Of one more consumer. Raises :class:`AmqpError` (506) when the connection has as many as it may."""
+    def _new_consumer(self, record: QueueRecord, tag: str, *, no_ack: bool) -> AmqpConsumer:
+        """Raises :class:`AmqpError` (506) when the connection has as many as it may."""
         connection = self._channel.connection
         if connection.consumer_count >= connection.config.max_consumers:
             raise AmqpError(
                 Reply.RESOURCE_ERROR, f"a connection has at most {connection.config.max_consumers} consumers"
             )
-        name = f"{self._channel.connection.client_id}/{self._channel.number}/{self._next_name}"
+        name = f"{connection.client_id}/{self._channel.number}/{self._next_name}"
         self._next_name += 1
-        return name
+        return AmqpConsumer(connection, record, tag, name, no_ack=no_ack, on_end=self.queue_ended)
 
     def _address(self, queue: str) -> QueueAddress:
         return QueueAddress(queue=self._channel.service.engine_name(self._channel.vhost, queue))
@@ -367,7 +281,7 @@ class Consuming:
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive.01")
         getter = self._getters.get(name)
         if getter is None or getter.record is not record or not getter.consumer or not getter.consumer.active:
-            getter = self._getters[name] = AmqpConsumer(channel, record, "", self._new_name(), no_ack=no_ack)
+            getter = self._getters[name] = self._new_consumer(record, "", no_ack=no_ack)
             took = getter
             getter.consumer = connection.broker.consume(
                 getter,
@@ -691,7 +605,7 @@ class Consuming:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def queue_ended(self, consumer: AmqpConsumer) -> None:
-        """See :meth:`AmqpConsumer.queue_ended`."""
+        """The client is told, if it understands that (rmq.consumer-cancel-notify)."""
         self._consumers.pop(consumer.tag, None)
         self._stalled.pop(consumer, None)
         channel = self._channel

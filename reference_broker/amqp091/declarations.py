@@ -5,23 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name
+from assay.reference_broker.amqp091.handles import ChannelHandle
 from assay.reference_broker.amqp091.topology import QueueRecord, stripped
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueError
 
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
-
 GENERATED: Final = "amq.gen-"
 
 
 def exchange_declare(
-    channel: Channel,
+    channel: ChannelHandle,
     exchange: str,
     kind: str,
     passive: bool,
@@ -47,7 +45,7 @@ def exchange_declare(
     _changed(channel, no_wait, "exchange.declare-ok")
 
 
-def exchange_delete(channel: Channel, exchange: str, if_unused: bool, no_wait: bool, _now: float) -> None:
+def exchange_delete(channel: ChannelHandle, exchange: str, if_unused: bool, no_wait: bool, _now: float) -> None:
     name = stripped(exchange)
     rights.check_exchange(channel.connection, name)
     channel.vhost.delete_exchange(name, if_unused=if_unused)
@@ -55,7 +53,13 @@ def exchange_delete(channel: Channel, exchange: str, if_unused: bool, no_wait: b
 
 
 def exchange_bind(
-    channel: Channel, destination: str, source: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+    channel: ChannelHandle,
+    destination: str,
+    source: str,
+    routing_key: str,
+    no_wait: bool,
+    arguments: Table,
+    _now: float,
 ) -> None:
     rights.check_exchange(channel.connection, stripped(destination))
     rights.check_exchange(channel.connection, stripped(source), read=True)
@@ -64,7 +68,13 @@ def exchange_bind(
 
 
 def exchange_unbind(
-    channel: Channel, destination: str, source: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+    channel: ChannelHandle,
+    destination: str,
+    source: str,
+    routing_key: str,
+    no_wait: bool,
+    arguments: Table,
+    _now: float,
 ) -> None:
     rights.check_exchange(channel.connection, stripped(destination))
     rights.check_exchange(channel.connection, stripped(source), read=True)
@@ -73,7 +83,7 @@ def exchange_unbind(
 
 
 def queue_declare(
-    channel: Channel,
+    channel: ChannelHandle,
     queue: str,
     passive: bool,
     durable: bool,
@@ -112,7 +122,7 @@ def queue_declare(
 
 
 def declare_now(
-    channel: Channel, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float
+    channel: ChannelHandle, record: QueueRecord, passive: bool, by_server: bool, no_wait: bool, now: float
 ) -> None:
     """A queue of that name is not about to go any more: declare it, and say so."""
     service, vhost, name = channel.service, channel.vhost, record.name
@@ -134,7 +144,7 @@ def declare_now(
     channel.connection.note_topology()
 
 
-def _declare_replies(channel: Channel, name: str, no_wait: bool) -> None:
+def _declare_replies(channel: ChannelHandle, name: str, no_wait: bool) -> None:
     """Whether somebody waits for replies there. Raises :class:`AmqpError` (404)."""
     vhost = channel.vhost.name
     if not channel.service.replies.exists(vhost, name):
@@ -145,7 +155,7 @@ def _declare_replies(channel: Channel, name: str, no_wait: bool) -> None:
 
 
 def queue_bind(
-    channel: Channel, queue: str, exchange: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
+    channel: ChannelHandle, queue: str, exchange: str, routing_key: str, no_wait: bool, arguments: Table, _now: float
 ) -> None:
     connection = channel.connection
     name = named_queue(channel, queue)
@@ -157,7 +167,9 @@ def queue_bind(
     _changed(channel, no_wait, "queue.bind-ok")
 
 
-def queue_unbind(channel: Channel, queue: str, exchange: str, routing_key: str, arguments: Table, _now: float) -> None:
+def queue_unbind(
+    channel: ChannelHandle, queue: str, exchange: str, routing_key: str, arguments: Table, _now: float
+) -> None:
     connection = channel.connection
     name = named_queue(channel, queue)
     rights.check_queue(connection, name, read=False)
@@ -166,7 +178,7 @@ def queue_unbind(channel: Channel, queue: str, exchange: str, routing_key: str, 
     _changed(channel, False, "queue.unbind-ok")
 
 
-def queue_purge(channel: Channel, queue: str, no_wait: bool, now: float) -> None:
+def queue_purge(channel: ChannelHandle, queue: str, no_wait: bool, now: float) -> None:
     connection = channel.connection
     name = named_queue(channel, queue)
     rights.check_queue(connection, name, read=True)
@@ -186,7 +198,9 @@ def queue_purge(channel: Channel, queue: str, no_wait: bool, now: float) -> None
     connection.broker.engine.purge_queue(channel.service.engine_name(channel.vhost, name), now, purged)
 
 
-def queue_delete(channel: Channel, queue: str, if_unused: bool, if_empty: bool, no_wait: bool, now: float) -> None:
+def queue_delete(
+    channel: ChannelHandle, queue: str, if_unused: bool, if_empty: bool, no_wait: bool, now: float
+) -> None:
     connection, service, vhost = channel.connection, channel.service, channel.vhost
     name = named_queue(channel, queue)
     rights.check_queue(connection, name, read=False)
@@ -213,7 +227,7 @@ def queue_delete(channel: Channel, queue: str, if_unused: bool, if_empty: bool, 
     service.delete(vhost, record, now, deleted)
 
 
-def named_queue(channel: Channel, queue: str) -> str:
+def named_queue(channel: ChannelHandle, queue: str) -> str:
     """The queue that a name stands for; none stands for the last one declared on the channel (queue.bind, ...)."""
     name = stripped(queue) or channel.last_queue
     if not name:
@@ -221,7 +235,7 @@ def named_queue(channel: Channel, queue: str) -> str:
     return name
 
 
-def _changed(channel: Channel, no_wait: bool, name: str, *values: object) -> None:
+def _changed(channel: ChannelHandle, no_wait: bool, name: str, *values: object) -> None:
     channel.connection.note_topology()
     if not no_wait:
         channel.send(name, *values)

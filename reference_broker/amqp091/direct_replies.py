@@ -8,13 +8,11 @@ comes too late: it is nobody's to keep.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final, NamedTuple
+import random
+from typing import Final, NamedTuple, Protocol
 
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREFIX: Final = REPLY_TO + "."
@@ -25,10 +23,21 @@ _RULE: Final = "rmq.direct-reply-to"
 class ReplyConsumer(NamedTuple):
     """Where the replies to what a channel asks go; each channel has one at most."""
 
-    channel: Channel
+    taker: ReplyTaker
+    vhost: str
     tag: str
     name: str
     """What its requests carry. Who does not know it cannot reply."""
+
+
+class ReplyTaker(Protocol):
+    """Who asks, and gets what comes back."""
+
+    replies: ReplyConsumer | None
+    """Set while it waits for some."""
+
+    def deliver_reply(self, consumer: ReplyConsumer, properties: BasicProperties, body: bytes) -> None:
+        """One has come."""
 
 
 class DirectReplies:
@@ -38,19 +47,18 @@ class DirectReplies:
         self._waiting: dict[tuple[str, str], ReplyConsumer] = {}
         """By virtual host and name; as many as channels at most."""
 
-    def open(self, channel: Channel, tag: str, *, no_ack: bool) -> ReplyConsumer:
+    def open(self, taker: ReplyTaker, vhost: str, tag: str, rng: random.Random, *, no_ack: bool) -> ReplyConsumer:
         """Raises :class:`AmqpError` (406): they need no acknowledgements, and go to one consumer of a channel."""
         if not no_ack:
             raise AmqpError(Reply.PRECONDITION_FAILED, "reply consumer cannot acknowledge", rule=_RULE)
-        if channel.consuming.replies is not None:
+        if taker.replies is not None:
             raise AmqpError(Reply.PRECONDITION_FAILED, "reply consumer already set", rule=_RULE)
-        nonce = channel.connection.broker.rng.randbytes(_NONCE_BYTES)
-        consumer = ReplyConsumer(channel, tag, PREFIX + base64.urlsafe_b64encode(nonce).decode())
-        self._waiting[channel.vhost.name, consumer.name] = consumer
+        name = PREFIX + base64.urlsafe_b64encode(rng.randbytes(_NONCE_BYTES)).decode()
+        consumer = self._waiting[vhost, name] = ReplyConsumer(taker, vhost, tag, name)
         return consumer
 
     def close(self, consumer: ReplyConsumer) -> None:
-        del self._waiting[consumer.channel.vhost.name, consumer.name]
+        del self._waiting[consumer.vhost, consumer.name]
 
     def exists(self, vhost: str, name: str) -> bool:
         """Whether a reply to that name would go anywhere; it always does to the name that is consumed from."""
@@ -60,7 +68,7 @@ class DirectReplies:
         """To who waits there, if anybody does."""
         consumer = self._waiting.get((vhost, name))
         if consumer is not None:
-            consumer.channel.consuming.deliver_reply(consumer, properties, body)
+            consumer.taker.deliver_reply(consumer, properties, body)
 
 
 def is_reply_name(name: str) -> bool:
@@ -68,9 +76,9 @@ def is_reply_name(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def name_of(channel: Channel) -> str:
+def name_of(taker: ReplyTaker) -> str:
     """What a request carries in place of :data:`REPLY_TO`. Raises :class:`AmqpError` (406)."""
-    consumer = channel.consuming.replies
+    consumer = taker.replies
     if consumer is None:
         raise AmqpError(Reply.PRECONDITION_FAILED, "fast reply consumer does not exist", rule=_RULE)
     return consumer.name

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name, name_of
+from assay.reference_broker.amqp091.handles import ChannelHandle, Settlement
 from assay.reference_broker.amqp091.messages import message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
 from assay.reference_broker.amqp091.runs import Head
@@ -28,10 +29,6 @@ from assay.reference_broker.queues.messages.message_batch import MessageBatch, O
 from assay.reference_broker.routing.carried import as_mqtt_carries
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import Known
-
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
-    from assay.reference_broker.amqp091.consuming import Settlement
 
 _MAX_KEYS: Final = TopologyLimits().max_routing_keys
 _MOST_PLANS: Final = 4_096
@@ -91,7 +88,7 @@ class _Run:
 class Publishing:
     """The publishing half of a channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelHandle) -> None:
         self._channel = channel
         self._confirms = False
         self._transaction: Transaction | None = None
@@ -200,7 +197,7 @@ class Publishing:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{own[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
         if properties.reply_to == REPLY_TO:
-            properties = msgspec.structs.replace(properties, reply_to=name_of(channel))
+            properties = msgspec.structs.replace(properties, reply_to=name_of(channel.consuming))
         vhost, service = channel.vhost, channel.service
         queues = vhost.route(name, routing_key, headers).queues
         if [queue for queue in queues if not service.exists(vhost, queue)]:

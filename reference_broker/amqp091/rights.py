@@ -6,7 +6,7 @@ topics of MQTT themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from assay.reference_broker.amqp091.names import engine_name
 from assay.reference_broker.amqp091.topology import mqtt_topic_of
@@ -14,12 +14,21 @@ from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.messages.address import topic_of
 
 if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.connection import AmqpConnection
+    from assay.reference_broker.core.access import Grants
 
 TOPICS: Final = "amq.topic"
 
 
-def _refused(connection: AmqpConnection, right: str, what: str) -> AmqpError:
+class Bearer(Protocol):
+    """Who has rights."""
+
+    asserted_name: str
+    """What it says its name is."""
+    grants: Grants | None
+    """None = it may do everything."""
+
+
+def _refused(connection: Bearer, right: str, what: str) -> AmqpError:
     text = f"{right} access to {what} refused for user '{connection.asserted_name[:80]}'"
     return AmqpError(Reply.ACCESS_REFUSED, text, rule="sec.2.3.6.exceptions")
 
@@ -29,7 +38,7 @@ def _exchange_topic(exchange: str, routing_key: str = "") -> str:
     return f"$exchange/{engine_name(exchange)}" if topic is None else topic
 
 
-def check_queue(connection: AmqpConnection, queue: str, *, read: bool) -> None:
+def check_queue(connection: Bearer, queue: str, *, read: bool) -> None:
     """Reading is consuming and purging; the rest needs the right to write. Raises :class:`AmqpError` (403)."""
     grants = connection.grants
     if grants is None:
@@ -39,7 +48,7 @@ def check_queue(connection: AmqpConnection, queue: str, *, read: bool) -> None:
         raise _refused(connection, "read" if read else "write", f"queue '{queue[:80]}'")
 
 
-def check_exchange(connection: AmqpConnection, exchange: str, *, read: bool = False, routing_key: str = "") -> None:
+def check_exchange(connection: Bearer, exchange: str, *, read: bool = False, routing_key: str = "") -> None:
     """Binding to one reads it; publishing, declaring and deleting writes. Raises :class:`AmqpError` (403)."""
     grants = connection.grants
     if grants is None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_name
@@ -23,11 +22,9 @@ from assay.reference_broker.amqp091.topology import (
     restored_queue,
     routing_key_of,
 )
-from assay.reference_broker.amqp091.wire.frames import OPENING
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.clients import Client
-from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
@@ -35,19 +32,26 @@ from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import MessageProperties
 
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.consuming import AmqpConsumer
-
-AMQP091: Final = "amqp091"
 _MOST_DECLARED: Final = 12_000
 """Characters of a declaration that the settings of a queue have room for."""
 
 
-def opens(opening: bytes) -> bool | None:
-    """See :class:`WireProtocol`."""
-    if len(opening) < len(OPENING) and OPENING.startswith(opening):
-        return None
-    return opening.startswith(OPENING)
+class Peer:
+    """A client that speaks AMQP: what it publishes to topics has gone to their queues before."""
+
+    __slots__ = ()
+
+
+class QueueUser(Protocol):
+    """A consumer, as its queue knows it."""
+
+    is_exclusive: bool
+
+    def set_active(self, *, active: bool) -> None:
+        """Whether it is the one that gets messages, of a queue that has but one."""
+
+    def queue_ended(self) -> None:
+        """The queue was deleted."""
 
 
 class Journal(Protocol):
@@ -64,7 +68,7 @@ class QueueUse:
 
     def __init__(self, arguments: QueueArguments, now: float) -> None:
         self.arguments = arguments
-        self.consumers: dict[AmqpConsumer, None] = {}
+        self.consumers: dict[QueueUser, None] = {}
         """In the order in which they came."""
         self.is_exclusive = False
         """One of them is to be the only one."""
@@ -83,15 +87,11 @@ class Amqp091:
         self.version = 0
         """Grows when something of that changes, as the engine's does when queues come and go."""
         self.replies = DirectReplies()
-        self.protocol = WireProtocol(accept=self._accept, opens=opens)
         self._uses: dict[str, QueueUse] = {}
         """By engine name."""
         self._letter_takers: dict[str, DeadLetterExchange] = {}
         """Of queues whose dead letters go to an exchange, by engine name."""
         broker.engine.send_letters_elsewhere(self._letter_takers.get)
-
-    def _accept(self, arrival: Arrival) -> AmqpConnection:
-        return AmqpConnection(self, arrival)
 
     def vhost(self, name: str, tenant: Tenant | None) -> VirtualHost | None:
         """A virtual host that a client may open: the default one, and that of its tenant, by the tenant's name."""
@@ -295,7 +295,7 @@ class Amqp091:
 
     def take(self, message: Message, publisher: Client | None, now: float) -> None:
         """See :class:`TopicTaker`. What came over AMQP went there already."""
-        key = None if isinstance(publisher, AmqpConnection) else routing_key_of(message.topic)
+        key = None if isinstance(publisher, Peer) else routing_key_of(message.topic)
         if key is None:
             return
         vhost = self.topology.vhost(DEFAULT_VHOST)
@@ -312,7 +312,7 @@ class Amqp091:
 
     # -- when queues end by themselves ---------------------------------------------------------------------------
 
-    def joined(self, vhost: VirtualHost, record: QueueRecord, consumer: AmqpConsumer) -> None:
+    def joined(self, vhost: VirtualHost, record: QueueRecord, consumer: QueueUser) -> None:
         """Somebody consumes from a queue."""
         use = self.use_of(vhost, record)
         use.consumers[consumer] = None
@@ -321,7 +321,7 @@ class Amqp091:
         use.is_exclusive = consumer.is_exclusive
         self._touch(vhost, record, use, self.broker.now)
 
-    def left(self, vhost: VirtualHost, record: QueueRecord, consumer: AmqpConsumer, now: float) -> None:
+    def left(self, vhost: VirtualHost, record: QueueRecord, consumer: QueueUser, now: float) -> None:
         """And does no more: the last one of an auto-delete queue takes it along."""
         use = self._uses.get(self.engine_name(vhost, record.name))
         if use is None or consumer not in use.consumers:

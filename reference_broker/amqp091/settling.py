@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
+from assay.reference_broker.amqp091.handles import ChannelHandle, Unsettled
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import Outcome
 
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
-
-Part = tuple[Sequence[tuple[int, Any]], Outcome]
+Part = tuple[Sequence[tuple[int, Unsettled]], Outcome]
 """Delivery tags with what is held under them, and what becomes of that."""
 
 
 class Settling:
     """What one method settles, and the answer to it; as :class:`Unfinished` where it is much."""
 
-    def __init__(self, channel: Channel, parts: Sequence[Part], answer: str | None) -> None:
+    def __init__(self, channel: ChannelHandle, parts: Sequence[Part], answer: str | None) -> None:
         self._channel = channel
         self._broker = channel.connection.broker
         self._parts = list(parts)

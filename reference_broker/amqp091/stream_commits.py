@@ -6,18 +6,16 @@ as read. So readers with ``x-auto-commit`` false say how far they are, whatever 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091.handles import ChannelHandle
 from assay.reference_broker.amqp091.queue_settings import INTEGERS
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
 from assay.reference_broker.routing.properties import Kind
-
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
 
 _SUFFIX: Final = "/$commit"
 GROUP_ID, OFFSET = "x-group-id", "x-offset"
@@ -30,7 +28,7 @@ def committed_stream(routing_key: str) -> str:
     return routing_key[len(QUEUE_PREFIX) : -len(_SUFFIX)]
 
 
-def commit(channel: Channel, stream: str, headers: Table, now: float, on_done: Confirm) -> None:
+def commit(channel: ChannelHandle, stream: str, headers: Table, now: float, on_done: Confirm) -> None:
     """``on_done`` is called when it is durable. Raises :class:`AmqpError` (403, 404, 406), :class:`QueueError`."""
     connection, service, vhost = channel.connection, channel.service, channel.vhost
     fields = dict(headers)

@@ -10,8 +10,9 @@ queue come back, and subscribers of MQTT get theirs, once it is committed: neith
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from assay.reference_broker.amqp091.handles import ChannelHandle, Settlement
 from assay.reference_broker.amqp091.messages import begun
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import MAX_WORK
@@ -19,10 +20,6 @@ from assay.reference_broker.queues import QueueAddress, QueueError
 from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.routing.message import Message, memory_bytes
-
-if TYPE_CHECKING:
-    from assay.reference_broker.amqp091.channel import Channel
-    from assay.reference_broker.amqp091.consuming import Settlement
 
 SEMANTICS: Final = "rmq.tx.semantics"
 GiveBack = Callable[[], None]
@@ -51,18 +48,18 @@ class Transaction:
         """Messages, once for each of their queues, and settlements."""
         self.bytes = 0
 
-    def add(self, published: Published, channel: Channel) -> None:
+    def add(self, published: Published, channel: ChannelHandle) -> None:
         """Raises :class:`AmqpError` (406)."""
         copies = max(1, len(published.queues))
         self._take_room(copies, copies * memory_bytes(published.message), channel)
         self.publishes.append(published)
 
-    def add_settlement(self, settlement: Settlement, channel: Channel) -> None:
+    def add_settlement(self, settlement: Settlement, channel: ChannelHandle) -> None:
         """Raises :class:`AmqpError` (406)."""
         self._take_room(1, 0, channel)
         self.settlements.append(settlement)
 
-    def _take_room(self, count: int, size: int, channel: Channel) -> None:
+    def _take_room(self, count: int, size: int, channel: ChannelHandle) -> None:
         """What channels keep for commits to come is bounded for each connection."""
         connection = channel.connection
         limits = connection.broker.config.queues.transactions
@@ -79,7 +76,7 @@ class Transaction:
         connection.transacted_count += count
         connection.transacted_bytes += size
 
-    def give_room_back(self, channel: Channel) -> None:
+    def give_room_back(self, channel: ChannelHandle) -> None:
         """It is over."""
         channel.connection.transacted_count -= self.count
         channel.connection.transacted_bytes -= self.bytes
@@ -89,7 +86,7 @@ class Transaction:
 class Commit:
     """A commit on its way, over as many turns as it needs."""
 
-    def __init__(self, channel: Channel, transaction: Transaction) -> None:
+    def __init__(self, channel: ChannelHandle, transaction: Transaction) -> None:
         self._channel = channel
         self._connection = channel.connection
         self._broker = channel.connection.broker
