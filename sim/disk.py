@@ -105,19 +105,19 @@ class SimFile:
 
     def append(self, data: bytes) -> int:
         """See :meth:`DiskFile.append`."""
-        position = self.size
+        position = len(self._check().content)
         self.write_at(position, data)
         return position
 
     def write_at(self, position: int, data: bytes) -> None:
         """See :meth:`DiskFile.write_at`. What fits of a write that a full disk refuses is written."""
-        inode = self._check()
+        inode, disk = self._check(), self._disk
         growth = max(0, position + len(data) - len(inode.content))
-        lacking = max(0, growth - max(0, self._disk.free_bytes()))
+        lacking = max(0, growth - max(0, disk.free_bytes())) if disk.profile.capacity_bytes else 0
         written = bytes(data[: len(data) - lacking])
         if written:
-            self._disk.claim(growth - lacking)
-            operation = Write(self._disk.next_number(), position, written)
+            disk.claim(growth - lacking)
+            operation = Write(disk.next_number(), position, written)
             apply(inode.content, operation)
             inode.pending.append(operation)
         if lacking:

@@ -38,6 +38,8 @@ class Inode:
 
     def sync(self, up_to: int) -> None:
         """Make every pending operation up to this number durable."""
+        if not self.pending:
+            return
         kept = []
         for operation in self.pending:
             if operation.number <= up_to:
@@ -55,9 +57,13 @@ def apply(content: bytearray, operation: Write | Truncate) -> None:
     if isinstance(operation, Truncate):
         resize(content, operation.size)
         return
-    if operation.position > len(content):
-        resize(content, operation.position)
-    content[operation.position : operation.position + len(operation.data)] = operation.data
+    position, data, size = operation.position, operation.data, len(content)
+    if position == size:
+        content += data
+        return
+    if position > size:
+        resize(content, position)
+    content[position : position + len(data)] = data
 
 
 def without_last_sector(operation: Write | Truncate) -> Write | Truncate:

@@ -57,19 +57,19 @@ class SeededEnvironment(Environment):
         heappush(queue, (when if when > now else now, priority, tie, event))
 
     def step(self) -> None:
-        """As SimPy's, and much quicker for a :class:`Call`, for which nobody waits."""
+        """As SimPy's, and much quicker for a :class:`Call`, for which nobody waits: those before it are carried out."""
         queue = self._queue
-        if not queue:
-            raise EmptySchedule
-        event: Event | Call = queue[0][3]
-        if type(event) is Call:
+        while queue:
+            event: Event | Call = queue[0][3]
+            if type(event) is not Call:
+                super().step()
+                return
             self._now = heappop(queue)[0]
             action = event.action
             if action is not None:
                 event.action = None
                 action()
-        else:
-            super().step()
+        raise EmptySchedule
 
 
 class Call:
@@ -118,7 +118,7 @@ class Kernel:
         ``ties`` as in :meth:`SeededEnvironment.schedule_at`.
         """
         call = Call(when, action)
-        self._schedule_at(call, when, ties=ties)
+        self._schedule_at(call, when, NORMAL, ties)
         return call
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Call:
@@ -128,7 +128,7 @@ class Kernel:
     def trace(self, what: str, data: bytes = b"") -> None:
         """Append to the running hash: the time, what happened, and the bytes involved."""
         self.trace_count += 1
-        self._update(_pack_time(self.now) + what.encode() + b"\x00" + data)
+        self._update(_pack_time(self.env._now) + what.encode() + b"\x00" + data)
 
     @property
     def trace_hash(self) -> str:

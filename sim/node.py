@@ -52,7 +52,7 @@ class _Session:
 
     def received(self, data: bytes) -> None:
         """Bytes from the client."""
-        self._node.do(lambda: self._receive(data))
+        self._node.do(partial(self._receive, data))
 
     def disconnected(self) -> None:
         """The client is gone."""
@@ -156,7 +156,8 @@ class SimNode:
     @property
     def now(self) -> float:
         """What the broker's clock shows."""
-        return self._kernel.now if self._clock is None else self._clock.now()
+        clock = self._clock
+        return self._kernel.now if clock is None else clock.now()
 
     @property
     def up(self) -> bool:
@@ -363,7 +364,7 @@ class SimNode:
             broker = self._broker
             turn_s = TURN_S if self._whims is None else TURN_S + self._whims.turn_delay_s()
             when = max(self._kernel.now + turn_s, self._busy_until)
-            self._kernel.at(when, lambda: self._begin_turn(broker))
+            self._kernel.at(when, partial(self._begin_turn, broker))
 
     def _begin_turn(self, broker: BrokerNode | None) -> None:
         if broker is None or broker is not self._broker:
@@ -386,13 +387,13 @@ class SimNode:
             session = self._sessions.get(connection)
             if session is not None:
                 session.flush()
-        for session in list(self._sessions.values()):
-            if session.unread:
-                session.resume_reading()
+        for session in [session for session in self._sessions.values() if session.unread]:
+            session.resume_reading()
         self._waiting_syncs += broker.take_jobs(now)
         if self._whims is not None:
             self._whims.order(self._waiting_syncs)
-        self._start_syncs()
+        if self._waiting_syncs:
+            self._start_syncs()
         if self._machine is None:
             self._alarm.set(broker.next_deadline())
         else:

@@ -186,6 +186,8 @@ class TroubledDisk(SimDisk):
         """The fault that a call runs into. Raises :class:`OSError` for a process that has ended."""
         if self.nobody:
             raise input_output_error()
+        if not self._troubles:
+            return None
         found = [trouble for trouble in self._troubles if trouble.is_hit(call, paths)]
         return found[0] if found else None
 

@@ -141,6 +141,7 @@ class Judge:
     def __init__(self, contract: Contract, checks: Iterable[Check]) -> None:
         self._contract = contract
         self._checks = tuple(checks)
+        self._may_reorder = contract.redelivery_may_reorder
         self._is_ordered = contract.order is OrderGuarantee.PER_PRODUCER_KEY
         self._common = Builder()
         """Of what belongs to no value."""
@@ -282,9 +283,7 @@ class Judge:
 
     def _look_at_order(self, sent: HistoryEvent, event: HistoryEvent) -> None:
         called_again = event.redelivered or event.delivery_count > 1
-        if sent.delay_ns >= 0 or (called_again and self._contract.redelivery_may_reorder):
-            return
-        if event.group.startswith(SHARE_PREFIX):
+        if sent.delay_ns >= 0 or (called_again and self._may_reorder) or event.group.startswith(SHARE_PREFIX):
             return
         key = (event.queue, event.group, sent.producer, sent.key, sent.lane)
         stream = self._streams.get(key)

@@ -204,11 +204,13 @@ class Forgotten:
 
     def count(self, events: list[HistoryEvent], times: int = 1) -> None:
         """All that was told of one value, whose publish comes first; ``times``: -1 to take it back."""
-        sent = events[0]
+        sent, ok, deliver = events[0], OpType.OK, OpKind.DELIVER
         groups = set()
         self.sends += times
         for event in events:
-            if event.f is OpKind.DELIVER:
+            if event.type is not ok:
+                continue
+            if event.f is deliver:
                 is_dead = event.queue != sent.queue
                 if is_dead:
                     self.dead += times
@@ -216,7 +218,7 @@ class Forgotten:
                     self.deliveries += times
                     groups.add(event.group)
                 self._read(sent, "" if is_dead else event.group)
-            elif event.type is OpType.OK and event.f in SETTLING:
+            elif event.f in SETTLING:
                 self.settled[event.f] += times
         self.subjects += times * len(groups)
 
@@ -506,7 +508,7 @@ class Builder:
             self.publish(event)
         elif kind is OpKind.DELIVER:
             self.deliver(event)
-        elif kind in SETTLING:
+        elif kind is OpKind.ACK or kind is OpKind.NACK or kind is OpKind.REJECT:
             self.settle(event)
         else:
             self.other(event)
@@ -518,8 +520,9 @@ class Builder:
         tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
         tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
         tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
+        take = other.take
         for event in events:
-            other.take(event)
+            take(event)
         return tables
 
     def finish(self) -> None:

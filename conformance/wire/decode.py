@@ -40,6 +40,7 @@ from assay.conformance.wire.packets import (
 )
 
 DEFAULT_MAX_PACKET_BYTES = 16 * 1024 * 1024
+_USER_PROPERTY = 0x26
 
 
 class MalformedPacketError(Exception):
@@ -101,7 +102,11 @@ class _Reader:
         return self.data[self.pos - 1]
 
     def uint16(self, what: str) -> int:
-        return int.from_bytes(self.take(2, what), "big")
+        start = self.pos
+        self.pos = start + 2
+        if self.pos > self.end:
+            raise self.fail(f"ends inside {what}")
+        return self.data[start] << 8 | self.data[start + 1]
 
     def uint32(self, what: str) -> int:
         return int.from_bytes(self.take(4, what), "big")
@@ -152,6 +157,23 @@ class _Reader:
             raise self.fail(f"reason code 0x{code:02x} is not one of this packet")
         return code
 
+    def user_properties(self) -> list[tuple[str, str]]:
+        """A run of user properties, as most properties are; reading stops before one with which something is wrong."""
+        data, end, pos = self.data, self.end, self.pos
+        found = []
+        try:
+            while pos < end and data[pos] == _USER_PROPERTY:
+                middle = pos + 3 + (data[pos + 1] << 8 | data[pos + 2])
+                last = middle + 2 + (data[middle] << 8 | data[middle + 1])
+                if last > end or 0 in data[pos + 3 : middle] or 0 in data[middle + 2 : last]:
+                    break
+                found.append((data[pos + 3 : middle].decode(), data[middle + 2 : last].decode()))
+                pos = last
+        except (IndexError, UnicodeDecodeError):
+            pass  # the general way says what
+        self.pos = pos
+        return found
+
     def properties(self, packet_type: PacketType, *, in_will: bool = False) -> Properties:
         length = self.varint("the property length")
         if length == 0:
@@ -162,6 +184,11 @@ class _Reader:
         found: dict[str, object] = {}
         lists: dict[str, list[object]] = {}
         allowed = _IN_WILLS if in_will else _IN_PACKETS[packet_type]
+        if _USER_PROPERTY in allowed and (pairs := self.user_properties()):
+            if self.pos == self.end:
+                self.end = packet_end
+                return Properties(user_property=tuple(pairs))
+            lists["user_property"] = [*pairs]
         while self.pos < self.end:
             identifier = self.varint("a property identifier")
             known = allowed.get(identifier)

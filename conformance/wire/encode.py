@@ -35,6 +35,9 @@ LARGEST_REMAINING_LENGTH = 268_435_455
 _LARGEST_STRING_BYTES = 65_535
 
 _values_of = attrgetter(*(rule.name for rule in PROPERTY_RULES.values()))
+_others_of = attrgetter(*(rule.name for rule in PROPERTY_RULES.values() if rule.name != "user_property"))
+_NO_OTHERS = _others_of(NO_PROPERTIES)
+_USER_PROPERTY = b"\x26"
 _FIXED_FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 
 
@@ -117,6 +120,10 @@ def _property_value(kind: PropertyKind, value: object) -> bytes:
 def property_fields(properties: Properties) -> bytes:
     """The properties without their length, in order of their identifiers."""
     out = bytearray()
+    if _others_of(properties) == _NO_OTHERS:
+        for key, text in properties.user_property:
+            out += _USER_PROPERTY + string(key) + string(text)
+        return bytes(out)
     for (identifier, rule), value in zip(PROPERTY_RULES.items(), _values_of(properties), strict=True):
         if value is None or value == ():
             continue

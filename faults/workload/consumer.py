@@ -6,6 +6,7 @@ import heapq
 import random
 import zlib
 from enum import Enum, StrEnum
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -97,7 +98,7 @@ class ConsumerClient(WorkloadClient):
         self._dead_letters = dead_letters
         self._process_s = (0.0, 0.0) if dead_letters else workload.process_s
         settlement = Settlement() if dead_letters else workload.settlement
-        self._weights = (settlement.ack, settlement.nack, settlement.reject, settlement.ignore)
+        self._weights = tuple(accumulate((settlement.ack, settlement.nack, settlement.reject, settlement.ignore)))
         self._rng = rng
         self._ledger = ledger
         self._draining = False
@@ -183,7 +184,7 @@ class ConsumerClient(WorkloadClient):
 
     def _choose(self) -> Choice:
         # Drawn even while draining, so that the stream of random numbers does not depend on when the drain began.
-        choice = self._rng.choices(_CHOICES, self._weights)[0]
+        choice = self._rng.choices(_CHOICES, cum_weights=self._weights)[0]
         return Choice.ACK if self._draining else choice
 
     def _record_delivery(self, packet: Publish, now: float) -> Delivery:

@@ -225,7 +225,10 @@ class WorkloadPlan:
         return (now >= self._faults_end() and self._produced()) or now >= self._production_deadline
 
     def _produced(self) -> bool:
-        return all(producer.finished for producer in self.producers)
+        for producer in self.producers:  # noqa: SIM110, after every turn
+            if not producer.finished:
+                return False
+        return True
 
     def _silent_at(self, part: _Part) -> float:
         """When the final read of a part may end if nothing more happens.
