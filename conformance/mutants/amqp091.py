@@ -181,14 +181,14 @@ _REWRITES: dict[str, Row] = {
     "amqp-commit-forgets-acknowledgements": (
         "a commit carries out no acknowledgement",
         Commit,
-        "_fill",
+        "fill",
         "for settlement in self._transaction.settlements:",
         "for settlement in ():",
     ),
     "amqp-commit-makes-no-room": (
         "after a commit, nobody looks whether consumers may have more",
         Commit,
-        "_told",
+        "told",
         "self._channel.consuming.resume()",
         "pass",
     ),
@@ -224,7 +224,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-bodies-cut": (
         "what a body has too much is cut off",
         Channel,
-        "_on_body",
+        "on_body",
         "content.left -= len(payload)",
         "content.left = max(0, content.left - len(payload))",
     ),
@@ -245,14 +245,14 @@ _REWRITES: dict[str, Row] = {
     "amqp-any-channel-number": (
         "the agreed maximum of channels is not looked at",
         AmqpConnection,
-        "_on_new_channel",
+        "on_new_channel",
         "if number > self._channel_max:",
         "if False:",
     ),
     "amqp-opened-twice": (
         "a second Open of the connection is passed over",
         AmqpConnection,
-        "_on_running_method",
+        "on_running_method",
         'elif name not in ("connection.blocked", "connection.unblocked"):',
         'elif name not in ("connection.blocked", "connection.unblocked", "connection.open"):',
     ),
@@ -274,14 +274,14 @@ _REWRITES: dict[str, Row] = {
     "amqp-reserved-names-taken": (
         "clients may declare names that begin with amq.",
         VirtualHost,
-        "_check_new_name",
+        "check_new_name",
         "if name.startswith(RESERVED_PREFIX):",
         "if False:",
     ),
     "amqp-default-exchange-declared": (
         "the nameless exchange can be declared and deleted",
         VirtualHost,
-        "_check_not_default",
+        "check_not_default",
         "if name == DEFAULT_EXCHANGE:",
         "if False:",
     ),
@@ -295,7 +295,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-topic-star-is-no-word": (
         "in topic patterns * does not match an empty word",
         TopicTable,
-        "_after",
+        "after",
         'if (any_word := node.children.get("*")) is not None:',
         'if word and (any_word := node.children.get("*")) is not None:',
     ),
@@ -342,7 +342,7 @@ def always_redelivered(patch: Patch) -> None:
 
 @mutant("amqp-empty-content-waits", "content of no bytes waits for a body frame")
 def empty_content_waits(patch: Patch) -> None:
-    patch.rewrite(Channel, "_on_header", "if not size:", "if False:")
+    patch.rewrite(Channel, "on_header", "if not size:", "if False:")
     patch.rewrite(PublishReader, "read", "or weight", "or weight or not body_size")
 
 
@@ -350,7 +350,7 @@ def empty_content_waits(patch: Patch) -> None:
 def content_given_up(patch: Patch) -> None:
     patch.rewrite(
         Channel,
-        "_on_frame",
+        "handle_frame",
         'raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6.interleave")',
         "self._content = None",
     )

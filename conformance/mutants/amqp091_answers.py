@@ -190,7 +190,7 @@ def version_0_8(patch: Patch) -> None:
 
 @mutant("amqp-nameless-server", "the server-properties are empty")
 def nameless_server(patch: Patch) -> None:
-    patch.wrap(AmqpConnection, "_server_properties", lambda original: lambda self: ())
+    patch.wrap(AmqpConnection, "server_properties", lambda original: lambda self: ())
 
 
 @mutant("amqp-header-in-one-piece", "a protocol header that does not come at once is none")
@@ -228,7 +228,7 @@ def any_mechanism(patch: Patch) -> None:
 
         return on_start_ok
 
-    patch.wrap(AmqpConnection, "_on_start_ok", make)
+    patch.wrap(AmqpConnection, "on_start_ok", make)
 
 
 @mutant("amqp-no-channels-for-zero", "a client that names no most of channels may open none")
@@ -240,7 +240,7 @@ def no_channels_for_zero(patch: Patch) -> None:
 
         return on_tune_ok
 
-    patch.wrap(AmqpConnection, "_on_tune_ok", make)
+    patch.wrap(AmqpConnection, "on_tune_ok", make)
 
 
 @mutant("amqp-any-password", "no password is wrong")
@@ -257,7 +257,7 @@ def refusals_untold(patch: Patch) -> None:
 
         return refuse
 
-    patch.wrap(AmqpConnection, "_refuse_login", make)
+    patch.wrap(AmqpConnection, "refuse_login", make)
 
 
 @mutant("amqp-one-vhost-for-all", "whatever virtual host is opened, it is the same one")
@@ -281,7 +281,7 @@ def channels_in_sequence(patch: Patch) -> None:
 
         return on_new_channel
 
-    patch.wrap(AmqpConnection, "_on_new_channel", make)
+    patch.wrap(AmqpConnection, "on_new_channel", make)
 
 
 def _while_closing(name: str, then: Callable[[Channel], None]) -> Callable[[Patch], None]:
@@ -374,8 +374,8 @@ def damage_passed_over(patch: Patch) -> None:
         return on_frame
 
     patch.wrap(Channel, "on_frame", make)
-    patch.wrap(AmqpConnection, "_on_frame", make)
-    patch.replace(frames, "_TYPES", frozenset(range(256)))
+    patch.wrap(AmqpConnection, "on_frame", make)
+    patch.replace(frames, "FRAME_TYPES", frozenset(range(256)))
 
 
 @mutant("amqp-content-headers-internal-errors", "a content header that makes no sense is an internal error")
@@ -399,7 +399,7 @@ def content_cut_short(patch: Patch) -> None:
             content = self._content
             if kind == FrameType.METHOD and content is not None:
                 content.properties = content.properties or NONE
-                self._on_content(content, now)
+                self.on_content(content, now)
             original(self, kind, payload, now)
 
         return on_frame
@@ -503,7 +503,7 @@ def heartbeats_only_as_agreed(patch: Patch) -> None:
 
         return on_frame
 
-    patch.wrap(AmqpConnection, "_on_frame", make)
+    patch.wrap(AmqpConnection, "on_frame", make)
 
 
 @mutant(
@@ -536,8 +536,8 @@ def heartbeats_end_closing(patch: Patch) -> None:
 
         return on_frame
 
-    patch.wrap(AmqpConnection, "_on_connection_method", make_method)
-    patch.wrap(AmqpConnection, "_on_frame", make_frame)
+    patch.wrap(AmqpConnection, "on_connection_method", make_method)
+    patch.wrap(AmqpConnection, "on_frame", make_frame)
 
 
 @mutant("amqp-no-heartbeats", "the server sends no heartbeats")

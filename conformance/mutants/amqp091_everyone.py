@@ -342,10 +342,10 @@ def logins_end_silently(patch: Patch) -> None:
 
         return refuse
 
-    patch.wrap(AmqpConnection, "_refuse_login", make)
+    patch.wrap(AmqpConnection, "refuse_login", make)
     patch.wrap(
         AmqpConnection,
-        "_server_properties",
+        "server_properties",
         lambda original: (
             lambda self: tuple(
                 [(name, _without(value) if name == "capabilities" else value) for name, value in original(self)]

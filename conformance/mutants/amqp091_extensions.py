@@ -70,7 +70,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-stream-offsets-ignored": (
         "who asks for an offset of a stream gets all of it",
         consumer_arguments,
-        "_position",
+        "position_of",
         "value=max(0, value.value)",
         "value=0",
     ),

@@ -107,7 +107,7 @@ def returns_bare(patch: Patch) -> None:
 
 @mutant("amqp-messages-of-any-size", "no message is too large")
 def messages_of_any_size(patch: Patch) -> None:
-    patch.rewrite(Channel, "_on_header", "if size > most:", "if False:")
+    patch.rewrite(Channel, "on_header", "if size > most:", "if False:")
 
 
 @mutant("amqp-headers-larger-than-frames", "a content header that does not fit in a frame is sent all the same")
@@ -383,4 +383,4 @@ def priorities_ignored(patch: Patch) -> None:
 def max_priority_passed_over(patch: Patch) -> None:
     from assay.reference_broker.amqp091 import queue_settings
 
-    patch.item(queue_settings._READERS, "x-max-priority", lambda _value, _given: (None, ""))
+    patch.item(queue_settings.ARGUMENT_READERS, "x-max-priority", lambda _value, _given: (None, ""))

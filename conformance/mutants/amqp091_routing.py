@@ -53,7 +53,7 @@ def _x_match(others: Mapping[str, str], void: Typed | None = None) -> Callable[[
         )
 
     def apply(patch: Patch) -> None:
-        patch.wrap(tables, "_Pattern", lambda original: lambda arguments: original(read(arguments)))
+        patch.wrap(tables, "Pattern", lambda original: lambda arguments: original(read(arguments)))
 
     return apply
 
@@ -169,4 +169,4 @@ mutant("amqp-all-queues-exclusive", "a queue belongs to the connection that decl
 
 @mutant("amqp-bindings-not-durable", "no binding outlives the server")
 def bindings_not_durable(patch: Patch) -> None:
-    patch.wrap(VirtualHost, "_is_durable", lambda original: lambda self, destination: False)
+    patch.wrap(VirtualHost, "is_durable", lambda original: lambda self, destination: False)

@@ -63,7 +63,7 @@ _ROWS: dict[str, Row] = {
     "amqp-unbound-is-remembered": (
         "a route that is remembered outlives its binding",
         VirtualHost,
-        "_unlink",
+        "unlink",
         "self._bytes -= binding.size_bytes\n    source.forget_routes()",
         "self._bytes -= binding.size_bytes",
     ),
@@ -71,7 +71,7 @@ _ROWS: dict[str, Row] = {
     "amqp-unbound-is-back-after-a-restart": (
         "a binding that was not the last one of its exchange is unbound, and there again after a restart",
         VirtualHost,
-        "_unlink",
+        "unlink",
         "if binding.number:",
         "if binding.number and not source.bindings:",
     ),
@@ -85,9 +85,9 @@ _ROWS: dict[str, Row] = {
     "amqp-bindings-to-exchanges-are-not-written": (
         "a binding to an exchange is not there after a restart",
         VirtualHost,
-        "_bind",
-        "if source.durable and self._is_durable(destination):",
-        "if source.durable and self._is_durable(destination) and destination.kind is DestinationKind.QUEUE:",
+        "bind",
+        "if source.durable and self.is_durable(destination):",
+        "if source.durable and self.is_durable(destination) and destination.kind is DestinationKind.QUEUE:",
     ),
     # Dead letters
     "amqp-deaths-counted-once": (

@@ -46,7 +46,7 @@ TINY: Final[dict[str, dict[str, int]]] = {
     "storage.record_runs": {"LEAST_RUN": 2},
     # What is remembered.
     "amqp091.runs": {"MOST_WRITTEN_BYTES": 3},
-    "amqp091.topology.exchanges": {"_MOST_ROUTES": 1},
+    "amqp091.topology.exchanges": {"MOST_ROUTES": 1},
     "core.access": {"MAX_CACHED_DECISIONS": 1},
     "core.filter_changes": {"MAX_FILTERS": 1},
     "core.rates": {"MAX_LOOKED_AT": 2},

@@ -101,29 +101,31 @@ class Channel:
             self._on_frame_while_closing(kind, payload)
             return
         try:
-            self._on_frame(kind, payload, now)
+            self.handle_frame(kind, payload, now)
         except AmqpError as error:
             if error.hard:
                 raise
             self.fail(error, now)
 
-    def _on_frame(self, kind: int, payload: bytes, now: float) -> None:
+    def handle_frame(self, kind: int, payload: bytes, now: float) -> None:
+        """One frame of the channel. Raises :class:`AmqpError`."""
         content = self._content
         if kind == FrameType.METHOD:
             if content is not None:
                 raise AmqpError(Reply.UNEXPECTED_FRAME, "a method where content belongs", rule="sec.4.2.6.interleave")
             method, values = decode_method(payload)
-            self._on_method(method, values, now)
+            self.on_method(method, values, now)
         elif kind == FrameType.HEARTBEAT:
             raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {self.number}", rule=HEARTBEAT_CHANNEL)
         elif content is None:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "content without a method", rule="sec.4.2.6.bad-content")
         elif kind == FrameType.HEADER:
-            self._on_header(content, payload, now)
+            self.on_header(content, payload, now)
         else:
-            self._on_body(content, payload, now)
+            self.on_body(content, payload, now)
 
-    def _on_header(self, content: _Content, payload: bytes, now: float) -> None:
+    def on_header(self, content: _Content, payload: bytes, now: float) -> None:
+        """A content header. Raises :class:`AmqpError`."""
         if content.properties is not None:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "a second content header", rule="sec.4.2.6.bad-content")
         size, content.properties = decode_header(payload)
@@ -134,9 +136,10 @@ class Channel:
             raise AmqpError(Reply.CONTENT_TOO_LARGE, text, rule="rmq.max-message-size")
         content.size = content.left = size
         if not size:
-            self._on_content(content, now)
+            self.on_content(content, now)
 
-    def _on_body(self, content: _Content, payload: bytes, now: float) -> None:
+    def on_body(self, content: _Content, payload: bytes, now: float) -> None:
+        """A body frame."""
         if content.properties is None:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "a body without a content header", rule="sec.4.2.6.bad-content")
         content.left -= len(payload)
@@ -146,14 +149,15 @@ class Channel:
         content.parts.append(payload)
         self.connection.content_bytes += len(payload)
         if not content.left:
-            self._on_content(content, now)
+            self.on_content(content, now)
 
     def _drop_content(self) -> None:
         if self._content is not None:
             self.connection.content_bytes -= self._content.size - self._content.left
             self._content = None
 
-    def _on_content(self, content: _Content, now: float) -> None:
+    def on_content(self, content: _Content, now: float) -> None:
+        """A publish is whole."""
         self._drop_content()
         parts = content.parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -209,7 +213,8 @@ class Channel:
 
     # -- methods -----------------------------------------------------------------------------------------------------
 
-    def _on_method(self, method: Method, values: list[Any], now: float) -> None:
+    def on_method(self, method: Method, values: list[Any], now: float) -> None:
+        """A method: carried out, or the beginning of a publish. Raises :class:`AmqpError`."""
         if method.has_content and not method.is_reply:
             self._content = _Content(method, values)
             return

@@ -287,7 +287,7 @@ class AmqpConnection(Peer, Connection):
             kind, payload = frames.popleft()
             self.count_waiting(-len(payload))
             if self.phase in (Phase.RUNNING, Phase.CLOSING):
-                self._on_frame(Frame(kind, number, payload), now)
+                self.on_frame(Frame(kind, number, payload), now)
 
     def count_waiting(self, size: int) -> None:
         """Frames wait, or do no more, for the answer to another one."""
@@ -320,7 +320,7 @@ class AmqpConnection(Peer, Connection):
         data = bytes(buffer)
         try:
             if self.phase is Phase.HEADER:
-                at = self._on_header(now)
+                at = self.on_header(now)
             while frames < MAX_FRAMES:
                 if self.phase is Phase.RUNNING:
                     at, handled = self._on_run(data, at, MAX_FRAMES - frames, now)
@@ -337,7 +337,7 @@ class AmqpConnection(Peer, Connection):
                     break
                 part, at = found
                 frames += 1
-                self._on_frame(part, now)
+                self.on_frame(part, now)
                 if broker.work >= MAX_WORK:
                     break
             else:
@@ -377,7 +377,8 @@ class AmqpConnection(Peer, Connection):
         count = channel.on_publishes(run, now)
         return run.ends[count - 1], 3 * count
 
-    def _on_header(self, now: float) -> int:
+    def on_header(self, now: float) -> int:
+        """The protocol header; how many bytes of it are done with."""
         header = bytes(self._buffer[: len(PROTOCOL_HEADER)])
         if header == PROTOCOL_HEADER:
             if self.over_rate:
@@ -386,7 +387,7 @@ class AmqpConnection(Peer, Connection):
                 return 0
             self.phase = Phase.START
             mechanisms = b" ".join(self._mechanisms())
-            self.send_method(0, "connection.start", 0, 9, self._server_properties(), mechanisms, b"en_US")
+            self.send_method(0, "connection.start", 0, 9, self.server_properties(), mechanisms, b"en_US")
             return len(header)
         if len(header) == len(PROTOCOL_HEADER) or not PROTOCOL_HEADER.startswith(header[:4]):
             # connection.start.protocol-name: what is spoken here, and no more.
@@ -394,7 +395,8 @@ class AmqpConnection(Peer, Connection):
             self._end(now)
         return 0
 
-    def _server_properties(self) -> Table:
+    def server_properties(self) -> Table:
+        """What the broker says of itself."""
         node = self.broker.config.node
         texts = {
             "product": _PRODUCT,
@@ -424,14 +426,15 @@ class AmqpConnection(Peer, Connection):
         scram = [METHOD] if self._arrival.authenticator.offers_scram else []
         return [name.encode() for name in (*READERS, *scram)]
 
-    def _on_frame(self, part: Frame, now: float) -> None:
+    def on_frame(self, part: Frame, now: float) -> None:
+        """One frame of the connection. Raises :class:`AmqpError`."""
         if self.phase is Phase.CLOSING:
-            self._on_frame_while_closing(part, now)
+            self.on_frame_while_closing(part, now)
             return
         kind, number, payload = part
         if number == 0:
             if kind == FrameType.METHOD:
-                self._on_connection_method(*decode_method(payload), now)
+                self.on_connection_method(*decode_method(payload), now)
             elif kind != FrameType.HEARTBEAT:
                 raise AmqpError(Reply.UNEXPECTED_FRAME, "content on channel 0", rule="sec.4.2.6.1.channel-zero")
             elif payload:
@@ -445,9 +448,10 @@ class AmqpConnection(Peer, Connection):
             return
         if kind == FrameType.HEARTBEAT:
             raise AmqpError(Reply.FRAME_ERROR, f"a heartbeat on channel {number}", rule=HEARTBEAT_CHANNEL)
-        self._on_new_channel(kind, number, payload, now)
+        self.on_new_channel(kind, number, payload, now)
 
-    def _on_new_channel(self, kind: int, number: int, payload: bytes, now: float) -> None:
+    def on_new_channel(self, kind: int, number: int, payload: bytes, now: float) -> None:
+        """A frame on a channel that is not open. Raises :class:`AmqpError` unless it opens it."""
         method: Method | None = None
         if kind == FrameType.METHOD:
             method, _ = decode_method(payload)
@@ -461,7 +465,8 @@ class AmqpConnection(Peer, Connection):
         self.channels[number] = Channel(self, number)
         self.send_method(number, "channel.open-ok")
 
-    def _on_frame_while_closing(self, part: Frame, now: float) -> None:
+    def on_frame_while_closing(self, part: Frame, now: float) -> None:
+        """What comes until ``close-ok`` is passed over."""
         if part.kind != FrameType.METHOD or part.channel:
             return
         try:
@@ -475,7 +480,8 @@ class AmqpConnection(Peer, Connection):
 
     # -- methods of the connection -----------------------------------------------------------------------------------
 
-    def _on_connection_method(self, method: Method, values: list[Any], now: float) -> None:
+    def on_connection_method(self, method: Method, values: list[Any], now: float) -> None:
+        """A method on channel 0. Raises :class:`AmqpError`."""
         try:
             if method.class_id != _CONNECTION:
                 raise AmqpError(
@@ -491,31 +497,33 @@ class AmqpConnection(Peer, Connection):
                 self.send_method(0, "connection.close-ok")
                 self._end(now)
             elif self.phase is Phase.RUNNING:
-                self._on_running_method(name, values)
+                self.on_running_method(name, values)
             elif name != _NEXT.get(self.phase):
                 raise AmqpError(
                     Reply.COMMAND_INVALID, f"{name} while {self.phase.value}", rule="sec.2.2.4.pre-open-error"
                 )
             elif self.phase is Phase.START:
-                self._on_start_ok(*[*values, now])
+                self.on_start_ok(*[*values, now])
             elif self.phase is Phase.SECURE:
                 self._on_secure_ok(values[0], now)
             elif self.phase is Phase.TUNE:
-                self._on_tune_ok(*[*values, now])
+                self.on_tune_ok(*[*values, now])
             else:
                 self._on_open(values[0], now)
         except AmqpError as error:
             error.class_id, error.method_id = method.class_id, method.method_id
             raise
 
-    def _on_running_method(self, name: str, values: list[Any]) -> None:
+    def on_running_method(self, name: str, values: list[Any]) -> None:
+        """A method of the class connection once it is open. Raises :class:`AmqpError`."""
         if name == "connection.update-secret":
             # Its user is who it was; what it may do is looked up when it connects.
             self.send_method(0, "connection.update-secret-ok")
         elif name not in ("connection.blocked", "connection.unblocked"):
             raise AmqpError(Reply.COMMAND_INVALID, f"{name} on an open connection", rule="grammar.connection")
 
-    def _on_start_ok(self, properties: Table, mechanism: str, response: bytes, _locale: str, now: float) -> None:
+    def on_start_ok(self, properties: Table, mechanism: str, response: bytes, _locale: str, now: float) -> None:
+        """The client has chosen how it logs in. Raises :class:`AmqpError`."""
         self.client_properties = properties
         given = next((value for name, value in properties if name == "capabilities"), None)
         if given is not None and given.kind is Kind.MAP:
@@ -534,13 +542,13 @@ class AmqpConnection(Peer, Connection):
                 return
             self._log_in(READERS[mechanism](response), now)
         except AmqpError as error:
-            self._refuse_login(error, now)
+            self.refuse_login(error, now)
 
     def _on_secure_ok(self, response: bytes, now: float) -> None:
         try:
             self._step_scram(response)
         except AmqpError as error:
-            self._refuse_login(error, now)
+            self.refuse_login(error, now)
 
     def _step_scram(self, response: bytes) -> None:
         """RFC 5802. What the server says last is a challenge, too: a client answers it with nothing.
@@ -594,7 +602,7 @@ class AmqpConnection(Peer, Connection):
             self._logged_in(name, name)
             self._consume(now)
         else:
-            self._refuse_login(AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True), now)
+            self.refuse_login(AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True), now)
         self.rouse()
 
     def _logged_in(self, verified: str | None, name: str) -> None:
@@ -610,7 +618,7 @@ class AmqpConnection(Peer, Connection):
         config = self.config
         self.send_method(0, "connection.tune", config.channel_max, config.frame_max_bytes, int(config.heartbeat_s))
 
-    def _refuse_login(self, error: AmqpError, now: float) -> None:
+    def refuse_login(self, error: AmqpError, now: float) -> None:
         """In words to a client that understands them, else without (connection.start-ok.mechanism.validity)."""
         if "authentication_failure_close" in self.capabilities:
             self.fail(error, now)
@@ -618,7 +626,8 @@ class AmqpConnection(Peer, Connection):
         self.error = error
         self._end(now)
 
-    def _on_tune_ok(self, channel_max: int, frame_max: int, heartbeat_s: int, now: float) -> None:
+    def on_tune_ok(self, channel_max: int, frame_max: int, heartbeat_s: int, now: float) -> None:
+        """The client says how large frames are, how many channels there are, and how often heartbeats come."""
         config = self.config
         # 0 is "no limit", which is more than what was offered.
         for asked, most, what in (
@@ -655,7 +664,7 @@ class AmqpConnection(Peer, Connection):
         self._cancel_timer()
         self._received_at = self._sent_at = now
         if self._heartbeat_s:
-            self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self._beat)
+            self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self.beat)
         self.send_method(0, "connection.open-ok")
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -671,7 +680,7 @@ class AmqpConnection(Peer, Connection):
         self.cut = True
         self._end(now)
 
-    def _beat(self, now: float) -> None:
+    def beat(self, now: float) -> None:
         """Send a heartbeat if nothing else was, and end a silent peer (sec.4.2.7)."""
         self._timer = None
         if self.phase is Phase.OVER:
@@ -683,7 +692,7 @@ class AmqpConnection(Peer, Connection):
             return
         if now - self._sent_at >= self._heartbeat_s / 2 and not self.out_bytes:
             self.send(HEARTBEAT)
-        self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self._beat)
+        self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self.beat)
 
     # -- output ------------------------------------------------------------------------------------------------------
 

@@ -76,10 +76,10 @@ def _priority(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerAr
 
 
 def _offset(found: ConsumerArguments, value: Typed, now: float) -> ConsumerArguments:
-    return msgspec.structs.replace(found, offset=_position(value, now))
+    return msgspec.structs.replace(found, offset=position_of(value, now))
 
 
-def _position(value: Typed, now: float) -> CursorPosition:
+def position_of(value: Typed, now: float) -> CursorPosition:
     """An offset, ``first``, ``last``, ``next``, a time, or how long ago. Raises :class:`ValueError`."""
     if value.kind in INTEGERS:
         return CursorPosition(kind=CursorKind.OFFSET, value=max(0, value.value))

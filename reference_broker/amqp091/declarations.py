@@ -42,14 +42,14 @@ def exchange_declare(
         internal=internal,
         arguments=arguments,
     )
-    _changed(channel, no_wait, "exchange.declare-ok")
+    answer_change(channel, no_wait, "exchange.declare-ok")
 
 
 def exchange_delete(channel: ChannelHandle, exchange: str, if_unused: bool, no_wait: bool, _now: float) -> None:
     name = stripped(exchange)
     rights.check_exchange(channel.connection, name)
     channel.vhost.delete_exchange(name, if_unused=if_unused)
-    _changed(channel, no_wait, "exchange.delete-ok")
+    answer_change(channel, no_wait, "exchange.delete-ok")
 
 
 def exchange_bind(
@@ -64,7 +64,7 @@ def exchange_bind(
     rights.check_exchange(channel.connection, stripped(destination))
     rights.check_exchange(channel.connection, stripped(source), read=True)
     channel.vhost.bind_exchange(stripped(destination), stripped(source), routing_key, arguments)
-    _changed(channel, no_wait, "exchange.bind-ok")
+    answer_change(channel, no_wait, "exchange.bind-ok")
 
 
 def exchange_unbind(
@@ -79,7 +79,7 @@ def exchange_unbind(
     rights.check_exchange(channel.connection, stripped(destination))
     rights.check_exchange(channel.connection, stripped(source), read=True)
     channel.vhost.unbind_exchange(stripped(destination), stripped(source), routing_key, arguments)
-    _changed(channel, no_wait, "exchange.unbind-ok")
+    answer_change(channel, no_wait, "exchange.unbind-ok")
 
 
 def queue_declare(
@@ -164,7 +164,7 @@ def queue_bind(
     rights.check_exchange(connection, stripped(exchange), read=True)
     channel.service.find(channel.vhost, name, connection)
     channel.vhost.bind_queue(name, stripped(exchange), key, arguments, owner=connection)
-    _changed(channel, no_wait, "queue.bind-ok")
+    answer_change(channel, no_wait, "queue.bind-ok")
 
 
 def queue_unbind(
@@ -175,7 +175,7 @@ def queue_unbind(
     rights.check_queue(connection, name, read=False)
     rights.check_exchange(connection, stripped(exchange), read=True)
     channel.vhost.unbind_queue(name, stripped(exchange), routing_key, arguments, owner=connection)
-    _changed(channel, False, "queue.unbind-ok")
+    answer_change(channel, False, "queue.unbind-ok")
 
 
 def queue_purge(channel: ChannelHandle, queue: str, no_wait: bool, now: float) -> None:
@@ -206,7 +206,7 @@ def queue_delete(
     rights.check_queue(connection, name, read=False)
     if not service.exists(vhost, name):
         # RabbitMQ and its followers; the standard's own text wants 404 (queue.delete).
-        _changed(channel, no_wait, "queue.delete-ok", 0)
+        answer_change(channel, no_wait, "queue.delete-ok", 0)
         return
     record = service.find(vhost, name, connection)
     ready = service.ready_count(vhost, name)
@@ -235,7 +235,8 @@ def named_queue(channel: ChannelHandle, queue: str) -> str:
     return name
 
 
-def _changed(channel: ChannelHandle, no_wait: bool, name: str, *values: object) -> None:
+def answer_change(channel: ChannelHandle, no_wait: bool, name: str, *values: object) -> None:
+    """Say that it is done, once it is written down."""
     channel.connection.note_topology()
     if not no_wait:
         channel.send(name, *values)

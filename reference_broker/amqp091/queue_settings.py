@@ -79,12 +79,12 @@ def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
     """Raises :class:`AmqpError` (406) for a value that makes no sense, and for an argument that is not supported."""
     given: dict[str, Any] = {}
     is_stream = any(name == "x-queue-type" and value.value == STREAM for name, value in arguments)
-    allowed = _OF_STREAMS if is_stream else _READERS.keys() - _OF_STREAMS_ALONE
+    allowed = _OF_STREAMS if is_stream else ARGUMENT_READERS.keys() - _OF_STREAMS_ALONE
     for name, value in arguments:
         if not name.startswith("x-"):
             # It is for people.
             continue
-        reader = _READERS.get(name) if name in allowed else None
+        reader = ARGUMENT_READERS.get(name) if name in allowed else None
         if reader is None:
             raise _refused(queue, name, value, f"it is not supported of {'streams' if is_stream else 'queues'}")
         field, problem = reader(value, given)
@@ -167,7 +167,7 @@ def _text(field: str) -> Any:
     return read
 
 
-_READERS: Final[dict[str, Any]] = {
+ARGUMENT_READERS: Final[dict[str, Any]] = {
     "x-dead-letter-exchange": _text("dead_letter_exchange"),
     "x-dead-letter-routing-key": _text("dead_letter_routing_key"),
     "x-message-ttl": _integer("message_ttl_ms", 0, _MOST_MS),

@@ -95,7 +95,7 @@ class Commit:
         self._answer = channel.answer_later()
         self._key: TransactionKey | None = None
         self._parts: Iterator[None] = iter(())
-        self._then: Callable[[float], None] = self._told
+        self._then: Callable[[float], None] = self.told
         self._routed: set[int] = set()
         """Publishes, by their identity, that a queue was still there for."""
         self._refusal: QueueError | None = None
@@ -128,7 +128,7 @@ class Commit:
             self._committed(error)
             return
         self._key = key
-        self._parts = self._fill(key)
+        self._parts = self.fill(key)
         self._then = self._end
         self._go_on()
 
@@ -146,7 +146,7 @@ class Commit:
                 return
         self._then(broker.now)
 
-    def _fill(self, key: TransactionKey) -> Iterator[None]:
+    def fill(self, key: TransactionKey) -> Iterator[None]:
         """Put everything into the engine's transaction, up to the first refusal."""
         broker, channel = self._broker, self._channel
         for settlement in self._transaction.settlements:
@@ -208,7 +208,7 @@ class Commit:
         self._failure = error
         if error is None and self._channel.is_open:
             self._parts = self._tell()
-        self._then = self._told
+        self._then = self.told
         self._go_on()
 
     def _tell(self) -> Iterator[None]:
@@ -222,7 +222,8 @@ class Commit:
                 published.give_back()
             yield
 
-    def _told(self, _now: float) -> None:
+    def told(self, _now: float) -> None:
+        """The client is told what became of it."""
         self._transaction.give_room_back(self._channel)
         if self._failure is None:
             self._answer("tx.commit-ok")

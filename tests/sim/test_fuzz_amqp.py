@@ -144,7 +144,7 @@ def _confirms_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AmqpConnection, "_beat", lambda _self, _now: None)
+    patch.setattr(AmqpConnection, "beat", lambda _self, _now: None)
 
 
 def _keeps_exclusive_queues(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ PREDECLARED: Final[dict[str, ExchangeKind]] = {
 }
 RESERVED_PREFIX: Final = "amq."
 _EXCHANGE_BYTES: Final = 1_500
-_MOST_ROUTES: Final = 10_000
+MOST_ROUTES: Final = 10_000
 """Remembered of one exchange."""
 
 
@@ -70,7 +70,7 @@ class Exchange:
         self.was_bound = False
         """It had a binding; when it has none again it goes, if it is auto-delete."""
         self.table: Table = TABLES[kind]() if table is None else table
-        self.known: Known[str | None, Routing] = Known(memory, _MOST_ROUTES)
+        self.known: Known[str | None, Routing] = Known(memory, MOST_ROUTES)
         """Where messages went that were published to it, by routing key; None = whatever the key is."""
         self.seen_by: dict[Exchange, None] = {}
         """Those whose remembered routes lead over this one, itself among them."""

@@ -160,12 +160,12 @@ class TopicTable:
         for key in keys:
             places = self._with_rests([self.root])
             for word in _words(key):
-                places = self._with_rests(self._after(places, word))
+                places = self._with_rests(self.after(places, word))
             for node in places:
                 found |= node.ends.counts
         return found
 
-    def _after(self, places: dict[_Node, None], word: str) -> Iterable[_Node]:
+    def after(self, places: dict[_Node, None], word: str) -> Iterable[_Node]:
         """Places after one more word."""
         self.steps += len(places)
         for node in places:
@@ -213,7 +213,7 @@ _Want = tuple[str, Hashable]
 """A field and its value, comparable; None = whatever it is (sec.3.1.3.4.headers-void)."""
 
 
-class _Pattern:
+class Pattern:
     """What a binding to an exchange of headers asks for. Raises :class:`AmqpError` when that is not understood."""
 
     __slots__ = ("is_any", "wants")
@@ -243,7 +243,7 @@ class HeadersTable:
     looks_at_headers = True
 
     def __init__(self) -> None:
-        self._patterns: dict[Binding, tuple[_Pattern, tuple[_Want, ...]]] = {}
+        self._patterns: dict[Binding, tuple[Pattern, tuple[_Want, ...]]] = {}
         """And at which fields it waits."""
         self._waiting: dict[_Want, dict[Binding, None]] = {}
         self._always: dict[Binding, None] = {}
@@ -257,7 +257,7 @@ class HeadersTable:
         _match_of(first_fields(arguments))
 
     def add(self, binding: Binding) -> None:
-        pattern = _Pattern(binding.arguments)
+        pattern = Pattern(binding.arguments)
         places = pattern.wants
         if not pattern.is_any:
             if not places:

@@ -180,17 +180,17 @@ class VirtualHost:
         ``passive``, 406 for another declaration of the same, and over a limit.
         """
         if passive:
-            self._check_not_default(name)
+            self.check_not_default(name)
             return self.find_exchange(name, "exchange.declare.passive.not-found")
         kind = self._checked_kind(kind)
-        self._check_not_default(name)
+        self.check_not_default(name)
         exchange = self._exchanges.get(name)
         if exchange is not None:
             self._check_same_exchange(
                 exchange, kind=kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
             )
             return exchange
-        self._check_new_name("exchange", name)
+        self.check_new_name("exchange", name)
         self._check_alternate(name, arguments)
         check_arguments(self._named("exchange", name), arguments, self._limits)
         if len(self._exchanges) - self._predeclared_count >= self._limits.max_exchanges:
@@ -221,12 +221,13 @@ class VirtualHost:
             text = f"unknown exchange type '{kind[:80]}'"
             raise AmqpError(Reply.COMMAND_INVALID, text, rule="exchange.declare.type.support") from None
 
-    def _check_not_default(self, name: str) -> None:
+    def check_not_default(self, name: str) -> None:
         """exchange.default-access; RabbitMQ lets it be named in publishes only."""
         if name == DEFAULT_EXCHANGE:
             raise access_refused("operation not permitted on the default exchange", "exchange.default-access")
 
-    def _check_new_name(self, kind: str, name: str) -> None:
+    def check_new_name(self, kind: str, name: str) -> None:
+        """Whether something may be declared by that name. Raises :class:`AmqpError`."""
         if name.startswith(RESERVED_PREFIX):
             text = f"{kind} name '{name[:80]}' contains reserved prefix '{RESERVED_PREFIX}*'"
             raise access_refused(text, f"{kind}.declare.{kind}.reserved")
@@ -267,7 +268,7 @@ class VirtualHost:
 
         Raises :class:`AmqpError`: 403 for predeclared ones, 406 if ``if_unused`` and it has bindings.
         """
-        self._check_not_default(name)
+        self.check_not_default(name)
         if name.startswith(RESERVED_PREFIX):
             text = f"deletion of system {self._named('exchange', name)} not allowed"
             raise access_refused(text, "exchange.required-instances")
@@ -321,7 +322,7 @@ class VirtualHost:
             return self.find_queue(name, owner=owner, rule="queue.declare.passive.passive")
         if name not in self._queues:
             if not is_named_by_server:
-                self._check_new_name("queue", name)
+                self.check_new_name("queue", name)
             check_arguments(self._named("queue", name), arguments, self._limits)
             self._check_room(self._named("queue", name), _QUEUE_BYTES + arguments_bytes(arguments))
             return None
@@ -388,20 +389,21 @@ class VirtualHost:
         Raises :class:`AmqpError`: 403 for the default exchange, 404 if one is missing, 405 for what is exclusive to
         another, 406 for arguments that the type of the exchange refuses, and over a limit.
         """
-        self._check_not_default(exchange)
+        self.check_not_default(exchange)
         source = self.find_exchange(exchange, "queue.bind.exchange.exchange-existence")
         record = self.find_queue(queue, owner=owner, rule="queue.bind.queue.must-exist")
-        return self._bind(source, record.destination, routing_key, arguments)
+        return self.bind(source, record.destination, routing_key, arguments)
 
     def bind_exchange(self, destination: str, source: str, routing_key: str, arguments: Arguments = ()) -> bool:
         """``exchange.bind``, also in circles (exchange.bind.cyclical). As :meth:`bind_queue`."""
-        self._check_not_default(destination)
-        self._check_not_default(source)
+        self.check_not_default(destination)
+        self.check_not_default(source)
         from_here = self.find_exchange(source, "exchange.bind.source.exchange-existence")
         self.find_exchange(destination, "exchange.bind.destination.exchange-existence")
-        return self._bind(from_here, Destination(DestinationKind.EXCHANGE, destination), routing_key, arguments)
+        return self.bind(from_here, Destination(DestinationKind.EXCHANGE, destination), routing_key, arguments)
 
-    def _bind(self, source: Exchange, destination: Destination, routing_key: str, arguments: Arguments) -> bool:
+    def bind(self, source: Exchange, destination: Destination, routing_key: str, arguments: Arguments) -> bool:
+        """As :meth:`bind_queue`, of anything."""
         binding = Binding(source=source.name, destination=destination, routing_key=routing_key, arguments=arguments)
         check_name("routing key", routing_key)
         check_arguments(binding.in_words(), arguments, self._limits)
@@ -414,7 +416,7 @@ class VirtualHost:
             raise precondition_failed(text, "queue.bind.binding-count")
         self._check_room(binding.in_words(), binding.size_bytes)
         self._link(source, binding)
-        if source.durable and self._is_durable(destination):
+        if source.durable and self.is_durable(destination):
             binding.number = self._journal.next_number()
             self._journal.write(binding_key(binding.number), stored_binding(self.name, binding))
         if not source.was_bound:
@@ -423,7 +425,8 @@ class VirtualHost:
                 self._write_exchange(source)
         return True
 
-    def _is_durable(self, destination: Destination) -> bool:
+    def is_durable(self, destination: Destination) -> bool:
+        """Whether a queue or exchange outlives the broker."""
         if destination.kind is DestinationKind.QUEUE:
             return self._queues[destination.name].durable
         return self._exchanges[destination.name].durable
@@ -443,15 +446,15 @@ class VirtualHost:
 
         Raises :class:`AmqpError`: 403 for the default exchange, 405 for a queue that is exclusive to another.
         """
-        self._check_not_default(exchange)
+        self.check_not_default(exchange)
         if queue in self._queues:
             self.find_queue(queue, owner=owner)
         return self._unbind(exchange, Destination(DestinationKind.QUEUE, queue), routing_key, arguments)
 
     def unbind_exchange(self, destination: str, source: str, routing_key: str, arguments: Arguments = ()) -> Removed:
         """``exchange.unbind``; as :meth:`unbind_queue`."""
-        self._check_not_default(destination)
-        self._check_not_default(source)
+        self.check_not_default(destination)
+        self.check_not_default(source)
         return self._unbind(source, Destination(DestinationKind.EXCHANGE, destination), routing_key, arguments)
 
     def _unbind(self, source: str, destination: Destination, routing_key: str, arguments: Arguments) -> Removed:
@@ -461,7 +464,8 @@ class VirtualHost:
         binding = None if exchange is None else exchange.bindings.get(asked.identity)
         return Removed() if binding is None else self._remove([binding], [])
 
-    def _unlink(self, binding: Binding, source: Exchange) -> None:
+    def unlink(self, binding: Binding, source: Exchange) -> None:
+        """A binding goes."""
         del source.bindings[binding.identity]
         source.table.remove(binding)
         others = self._bindings_to[binding.destination]
@@ -482,7 +486,7 @@ class VirtualHost:
         while True:
             for binding in waiting:
                 source = self._exchanges[binding.source]
-                self._unlink(binding, source)
+                self.unlink(binding, source)
                 if source.auto_delete and not source.bindings:
                     doomed.append(source)
             gone_bindings += waiting
@@ -493,7 +497,7 @@ class VirtualHost:
             self._bytes -= exchange.size_bytes
             own = tuple(exchange.bindings.values())
             for binding in own:
-                self._unlink(binding, exchange)
+                self.unlink(binding, exchange)
             gone_bindings += own
             exchange.forget_routes()
             if exchange.durable:

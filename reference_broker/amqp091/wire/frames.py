@@ -28,7 +28,7 @@ class FrameType(IntEnum):
     HEARTBEAT = 8
 
 
-_TYPES: Final = frozenset(FrameType)
+FRAME_TYPES: Final = frozenset(FrameType)
 HEARTBEAT: Final = _HEADER.pack(FrameType.HEARTBEAT, 0, 0) + _END
 
 
@@ -44,11 +44,11 @@ def read_frame(data: bytes | bytearray, at: int, max_bytes: int) -> tuple[Frame,
     Raises :class:`AmqpError` (501) as soon as it cannot be one: its type, or its size, from the first 7 bytes.
     """
     if len(data) - at < _HEADER.size:
-        if len(data) > at and data[at] not in _TYPES:
+        if len(data) > at and data[at] not in FRAME_TYPES:
             raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {data[at]}", rule=_UNKNOWN)
         return None
     kind, channel, size = _HEADER.unpack_from(data, at)
-    if kind not in _TYPES:
+    if kind not in FRAME_TYPES:
         raise AmqpError(Reply.FRAME_ERROR, f"there is no frame type {kind}", rule=_UNKNOWN)
     if size > max_bytes - FRAME_OVERHEAD_BYTES:
         text = f"a frame of {size} bytes, where {max_bytes - FRAME_OVERHEAD_BYTES} are agreed on"
