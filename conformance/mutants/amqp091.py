@@ -25,7 +25,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-unknown-tags-passed-over": (
         "an acknowledgement of a tag that nobody has is passed over",
         Consuming,
-        "_taken",
+        "taken",
         "if found is None:\n            raise self._unknown(tag)",
         "if found is None:\n            return []",
     ),
@@ -39,21 +39,21 @@ _REWRITES: dict[str, Row] = {
     "amqp-multiple-stops-short": (
         "an acknowledgement of several leaves the last one out",
         Consuming,
-        "_taken",
+        "taken",
         "if each > tag:",
         "if each >= tag and taken:",
     ),
     "amqp-never-redelivered": (
         "nothing is ever marked as redelivered",
         Consuming,
-        "_deliver",
+        "deliver",
         "repeated = delivery.redelivered or delivery.delivery_count > 1",
         "repeated = False",
     ),
     "amqp-no-ack-kept": (
         "what needs no acknowledgement waits for one",
         Consuming,
-        "_deliver",
+        "deliver",
         "if consumer.no_ack:",
         "if consumer.no_ack and not consumer.tag:",
     ),
@@ -89,7 +89,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-shared-prefetch-off-by-one": (
         "a shared prefetch lets one more delivery through",
         Consuming,
-        "_has_room",
+        "has_room",
         "self._counted >= limit",
         "self._counted > limit",
     ),
@@ -139,7 +139,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-mandatory-ignored": (
         "what reaches no queue never comes back",
         Publishing,
-        "_take",
+        "take",
         "if mandatory and not queues:",
         "if False:",
     ),
@@ -160,21 +160,21 @@ _REWRITES: dict[str, Row] = {
     "amqp-unroutable-not-confirmed": (
         "what reaches no queue is not confirmed, nor what comes with it",
         Publishing,
-        "_decided",
+        "decided",
         "if not run.first_tag or not run.messages:",
         "if not run.first_tag or sum(map(len, run.by_route.values())) < len(run.messages):",
     ),
     "amqp-publishes-do-not-wait": (
         "what is published in a transaction is in its queue at once",
         Publishing,
-        "_take",
+        "take",
         "if self._transaction is not None:",
         "if False:",
     ),
     "amqp-acknowledgements-do-not-wait": (
         "what is acknowledged in a transaction counts at once",
         Consuming,
-        "_settle",
+        "settle",
         "if publishing.transaction is None:",
         "if True:",
     ),
@@ -209,14 +209,14 @@ _REWRITES: dict[str, Row] = {
     "amqp-commit-without-select": (
         "a commit on a channel without transactions is answered",
         Publishing,
-        "_taken",
+        "take_transaction",
         "if transaction is None:",
         "if transaction is None:\n        return Transaction()\n    if False:",
     ),
     "amqp-get-ok-counts-nothing": (
         "Get-Ok says that no message is left",
         Consuming,
-        "_deliver",
+        "deliver",
         "ready = channel.service.ready_count(channel.vhost, consumer.record.name)",
         "ready = 0",
     ),
@@ -336,8 +336,10 @@ register_rewrites(_REWRITES)
 @mutant("amqp-always-redelivered", "everything is marked as redelivered")
 def always_redelivered(patch: Patch) -> None:
     once = "delivery.redelivered or delivery.delivery_count > 1"
-    patch.rewrite(Consuming, "_deliver", f"repeated = {once}", "repeated = True")
-    patch.rewrite(Consuming, "_way", "consumer.tag, 0, False, exchange, key", "consumer.tag, 0, True, exchange, key")
+    patch.rewrite(Consuming, "deliver", f"repeated = {once}", "repeated = True")
+    patch.rewrite(
+        Consuming, "find_way", "consumer.tag, 0, False, exchange, key", "consumer.tag, 0, True, exchange, key"
+    )
 
 
 @mutant("amqp-empty-content-waits", "content of no bytes waits for a body frame")

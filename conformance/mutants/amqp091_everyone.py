@@ -132,7 +132,7 @@ def skipped_tags(patch: Patch) -> None:
 
         return deliver
 
-    patch.wrap(Consuming, "_deliver", make)
+    patch.wrap(Consuming, "deliver", make)
 
 
 @variation(

@@ -63,7 +63,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-stream-offsets-not-told": (
         "deliveries of a stream do not say where they are from",
         Consuming,
-        "_deliver",
+        "deliver",
         "if consumer.is_stream:",
         "if False:",
     ),
@@ -77,7 +77,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-streams-without-prefetch": (
         "a stream can be consumed without a prefetch",
         Consuming,
-        "_check_stream",
+        "check_stream",
         "if not self._prefetch:",
         "if False:",
     ),

@@ -102,7 +102,7 @@ def returns_bare(patch: Patch) -> None:
 
         return give_back
 
-    patch.wrap(Publishing, "_return", make)
+    patch.wrap(Publishing, "return_unrouted", make)
 
 
 @mutant("amqp-messages-of-any-size", "no message is too large")
@@ -158,7 +158,7 @@ def prefetch_size_is_a_size_of_messages(patch: Patch) -> None:
         return deliver
 
     patch.wrap(Consuming, "qos", make_qos)
-    patch.wrap(Consuming, "_deliver", make_deliver)
+    patch.wrap(Consuming, "deliver", make_deliver)
 
 
 @mutant("amqp-slow-readers-lose", "what a consumer has no room to be sent is dropped")
@@ -173,7 +173,7 @@ def slow_readers_lose(patch: Patch) -> None:
 
         return deliver
 
-    patch.wrap(Consuming, "_deliver", make)
+    patch.wrap(Consuming, "deliver", make)
 
 
 @mutant("amqp-cancel-needs-a-consumer", "Cancel of a tag that nobody has is an error")

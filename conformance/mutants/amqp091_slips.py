@@ -129,7 +129,7 @@ _ROWS: dict[str, Row] = {
     "amqp-returns-without-properties": (
         "what comes back has no properties",
         Publishing,
-        "_return",
+        "return_unrouted",
         "header_of(len(body), properties, connection.frame_max_bytes)",
         "header_of(len(body), BasicProperties(), connection.frame_max_bytes)",
     ),
@@ -158,7 +158,7 @@ _ROWS: dict[str, Row] = {
     "amqp-acknowledged-to-zero-but-for-the-last": (
         "multiple with tag 0 leaves the last delivery of several out",
         Consuming,
-        "_taken",
+        "taken",
         "taken = list(unsettled.items())\n        unsettled.clear()",
         (
             "taken = list(unsettled.items())\n"

@@ -167,7 +167,7 @@ class Consuming:
         use = service.use_of(vhost, record)
         asked = parse_consumer(arguments, now, is_stream=use.arguments.is_stream)
         if use.arguments.is_stream:
-            self._check_stream(name, no_ack=no_ack)
+            self.check_stream(name, no_ack=no_ack)
         if use.is_exclusive or (exclusive and use.consumers):
             text = f"queue '{name[:80]}' in vhost '{vhost.name}' in exclusive use"
             raise AmqpError(Reply.ACCESS_REFUSED, text, rule="basic.consume.exclusive.01")
@@ -189,7 +189,7 @@ class Consuming:
             consumer,
             self._address(name),
             group,
-            lambda delivery: self._deliver(consumer, delivery),
+            lambda delivery: self.deliver(consumer, delivery),
             now,
             options=options,
             on_end=lambda: service.queue_ended(vhost, name),
@@ -211,7 +211,7 @@ class Consuming:
 
         connection.broker.engine.when_begun(consumer.consumer, begun)
 
-    def _check_stream(self, queue: str, *, no_ack: bool) -> None:
+    def check_stream(self, queue: str, *, no_ack: bool) -> None:
         """Raises :class:`AmqpError`: a stream is read with acknowledgements, which ask for more (406, 540)."""
         if no_ack:
             text = f"automatic acknowledgement of the stream '{queue[:80]}'"
@@ -287,7 +287,7 @@ class Consuming:
                 getter,
                 self._address(name),
                 GROUP,
-                lambda delivery: self._deliver(took, delivery),
+                lambda delivery: self.deliver(took, delivery),
                 now,
                 deliver_run=lambda run: self._deliver_run(took, run),
                 credit=0,
@@ -310,10 +310,11 @@ class Consuming:
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, consumer: AmqpConsumer, delivery: Delivery) -> bool:
+    def deliver(self, consumer: AmqpConsumer, delivery: Delivery) -> bool:
+        """One delivery, in any form; False where there is no room for it now."""
         channel = self._channel
         connection = channel.connection
-        if consumer.tag and not self._has_room(consumer):
+        if consumer.tag and not self.has_room(consumer):
             self._stalled[consumer] = None
             return False
         tag = consumer.served_at = self._next_tag
@@ -390,7 +391,7 @@ class Consuming:
                     properties = properties_of(message, connection.broker.now)
                     section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
                 way = (consumer_tag, None, None) if kept is None else (consumer_tag, kept.exchange, kept.routing_key)
-                before, names, rest = ways.get(way) or self._way(consumer, message, each.topic)
+                before, names, rest = ways.get(way) or self.find_way(consumer, message, each.topic)
                 length = len(section) + SECTION_AT
                 rest_bytes = len(names) + _SIZE_BYTES + len(rest) if names else len(rest)
                 pack = _layout(len(before), rest_bytes, len(section))
@@ -417,7 +418,7 @@ class Consuming:
                 self._counted += count
         return count
 
-    def _way(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Way:
+    def find_way(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Way:
         """How first deliveries of messages that came that way begin."""
         number, kept = self._channel.number, message.properties
         exchange, key = _way_of(consumer, message, topic)
@@ -436,7 +437,8 @@ class Consuming:
         length = sum(map(len, way))
         return self._ways.remember(name, way, length, _WAY_BYTES + 2 * length)
 
-    def _has_room(self, consumer: AmqpConsumer) -> bool:
+    def has_room(self, consumer: AmqpConsumer) -> bool:
+        """Whether prefetch, flow and unread output let it have another one."""
         limit = self._channel_prefetch
         if consumer.prefetch and consumer.held >= consumer.prefetch:
             return False
@@ -467,23 +469,23 @@ class Consuming:
         taken: list[tuple[int, Unsettled]] = []
         try:
             for tag, bits in acks:
-                taken += self._taken(tag, bool(bits & 1))
+                taken += self.taken(tag, bool(bits & 1))
         finally:
-            self._settle((taken, Outcome.ACCEPT))
+            self.settle((taken, Outcome.ACCEPT))
 
     def nack(self, tag: int, multiple: bool, requeue: bool, now: float) -> None:
-        self._refuse(self._taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
+        self._refuse(self.taken(tag, multiple), Outcome.FAIL if requeue else Outcome.REJECT, now)
 
     def reject(self, tag: int, requeue: bool, now: float) -> None:
-        self._refuse(self._taken(tag, False), Outcome.FAIL if requeue else Outcome.REJECT, now)
+        self._refuse(self.taken(tag, False), Outcome.FAIL if requeue else Outcome.REJECT, now)
 
     def _refuse(self, taken: list[tuple[int, Unsettled]], outcome: Outcome, now: float) -> None:
         """What is read of a stream stays where it is, whatever its reader says."""
         own = [each for each in taken if not each[1].consumer.is_stream]
         read = [each for each in taken if each[1].consumer.is_stream]
-        self._settle((own, outcome), (read, Outcome.ACCEPT))
+        self.settle((own, outcome), (read, Outcome.ACCEPT))
 
-    def _taken(self, tag: int, multiple: bool) -> list[tuple[int, Unsettled]]:
+    def taken(self, tag: int, multiple: bool) -> list[tuple[int, Unsettled]]:
         """What a tag stands for. Raises :class:`AmqpError` (406) for one that stands for nothing."""
         unsettled = self._unsettled
         if not multiple:
@@ -509,7 +511,8 @@ class Consuming:
     def _unknown(self, tag: int) -> AmqpError:
         return AmqpError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", rule="delivery-tag.channel-local")
 
-    def _settle(self, *parts: Part) -> None:
+    def settle(self, *parts: Part) -> None:
+        """At once, or within the open transaction."""
         publishing = self._channel.publishing
         if publishing.transaction is None:
             self._settle_for_good(*parts)

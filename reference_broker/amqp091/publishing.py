@@ -115,7 +115,7 @@ class Publishing:
         self._forget_plans()
         try:
             for head, body in zip(heads, bodies, strict=True):
-                self._take(run, head, body, now)
+                self.take(run, head, body, now)
                 if broker.work >= MAX_WORK:
                     break
         finally:
@@ -124,7 +124,7 @@ class Publishing:
             self._enqueue(run, now)
         return len(run.messages)
 
-    def _take(self, run: _Run, head: Head, body: bytes, now: float) -> None:
+    def take(self, run: _Run, head: Head, body: bytes, now: float) -> None:
         """One more of the run. Raises :class:`AmqpError`."""
         plan = self._plans.answers.get(head)
         if plan is None:
@@ -157,7 +157,11 @@ class Publishing:
         if plan.stream:
             self._commit_stream(run, plan.stream, plan.properties.headers or (), now)
         elif self._transaction is not None:
-            back = partial(self._return, plan.exchange, head.routing_key, plan.properties, body) if mandatory else None
+            back = (
+                partial(self.return_unrouted, plan.exchange, head.routing_key, plan.properties, body)
+                if mandatory
+                else None
+            )
             if queues or topical is not None or back is not None:
                 self._transaction.add(Published(message, queues, topical, back), self._channel)
             queues = ()
@@ -166,7 +170,7 @@ class Publishing:
                 # Nobody can say beforehand who listens.
                 mandatory = not connection.broker.publish(topical, connection, now) and mandatory
             if mandatory and not queues:
-                self._return(plan.exchange, head.routing_key, plan.properties, body)
+                self.return_unrouted(plan.exchange, head.routing_key, plan.properties, body)
         if queues:
             positions = run.by_route.get(queues)
             if positions is None:
@@ -222,7 +226,7 @@ class Publishing:
                 run.failed.add(position)
             run.left -= 1
             if not run.left:
-                self._decided(run)
+                self.decided(run)
 
         run.left += 1
         try:
@@ -283,7 +287,7 @@ class Publishing:
             self._enqueue_to(queue, run, positions, now)
         run.left -= 1
         if not run.left:
-            self._decided(run)
+            self.decided(run)
 
     def _enqueue_to(self, queue: str, run: _Run, positions: list[int], now: float) -> None:
         channel = self._channel
@@ -297,7 +301,7 @@ class Publishing:
                     run.failed.update([positions[each] for each in some])
                 run.left -= len(some)
                 if not run.left:
-                    self._decided(run)
+                    self.decided(run)
 
             return confirmed
 
@@ -327,7 +331,7 @@ class Publishing:
         origins = [run.origins[each] for each in positions]
         return None if None in origins else cast(list[Origin], origins)
 
-    def _decided(self, run: _Run) -> None:
+    def decided(self, run: _Run) -> None:
         """All that their queues say of them is known."""
         if not run.first_tag or not run.messages:
             return
@@ -342,7 +346,7 @@ class Publishing:
             self._answered.append((at, first + len(run.messages), False))
         self._channel.connection.flush_later(self._channel)
 
-    def _return(self, exchange: str, routing_key: str, properties: BasicProperties, body: bytes) -> None:
+    def return_unrouted(self, exchange: str, routing_key: str, properties: BasicProperties, body: bytes) -> None:
         """basic.publish.mandatory.01"""
         channel = self._channel
         channel.send("basic.return", int(Reply.NO_ROUTE), "NO_ROUTE", exchange, routing_key)
@@ -406,7 +410,8 @@ class Publishing:
             self._transaction = Transaction()
         self._channel.send("tx.select-ok")
 
-    def _taken(self) -> Transaction:
+    def take_transaction(self) -> Transaction:
+        """The open one; another begins. Raises :class:`AmqpError` (406)."""
         transaction = self._transaction
         if transaction is None:
             raise AmqpError(Reply.PRECONDITION_FAILED, "channel is not transactional", rule="tx.commit.transacted")
@@ -414,10 +419,10 @@ class Publishing:
         return transaction
 
     def commit(self, now: float) -> None:
-        Commit(self._channel, self._taken()).begin(now)
+        Commit(self._channel, self.take_transaction()).begin(now)
 
     def rollback(self, _now: float) -> None:
-        transaction = self._taken()
+        transaction = self.take_transaction()
         transaction.give_room_back(self._channel)
         self._channel.consuming.take_back(transaction.settlements)
         self._channel.send("tx.rollback-ok")

@@ -177,7 +177,7 @@ def _nothing(_number: int) -> None: ...
 
 
 def _gives_twice(patch: pytest.MonkeyPatch) -> None:
-    original = Consuming._deliver
+    original = Consuming.deliver
 
     def deliver(self: Consuming, consumer: Any, delivery: Any) -> bool:
         taken = original(self, consumer, delivery)
@@ -185,7 +185,7 @@ def _gives_twice(patch: pytest.MonkeyPatch) -> None:
             original(self, consumer, delivery)
         return taken
 
-    patch.setattr(Consuming, "_deliver", deliver)
+    patch.setattr(Consuming, "deliver", deliver)
 
 
 def _forgets_frames_that_wait(patch: pytest.MonkeyPatch) -> None:
