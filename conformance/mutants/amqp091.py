@@ -139,7 +139,7 @@ _REWRITES: dict[str, Row] = {
     "amqp-mandatory-ignored": (
         "what reaches no queue never comes back",
         Publishing,
-        "take",
+        "go_elsewhere",
         "if mandatory and not queues:",
         "if False:",
     ),
@@ -168,8 +168,8 @@ _REWRITES: dict[str, Row] = {
         "what is published in a transaction is in its queue at once",
         Publishing,
         "take",
-        "if self._transaction is not None:",
-        "if False:",
+        "if plan.is_plain and self._transaction is None and (",
+        "if plan.is_plain and (",
     ),
     "amqp-acknowledgements-do-not-wait": (
         "what is acknowledged in a transaction counts at once",

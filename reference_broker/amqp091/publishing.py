@@ -40,7 +40,17 @@ _ROUTE_BYTES: Final = 64
 class _Plan:
     """What becomes of publishes with one head, as exchanges, queues and rights stand now."""
 
-    __slots__ = ("exchange", "is_reply", "is_topical", "origin", "properties", "queues", "stream", "written")
+    __slots__ = (
+        "exchange",
+        "is_plain",
+        "is_reply",
+        "is_topical",
+        "origin",
+        "properties",
+        "queues",
+        "stream",
+        "written",
+    )
 
     def __init__(
         self,
@@ -61,6 +71,8 @@ class _Plan:
         self.is_topical = is_topical
         self.stream = stream
         """That they commit; empty = none."""
+        self.is_plain = not (is_reply or is_topical or stream)
+        """Beside what they are published for nothing becomes of them."""
         self.written = b""
         """How their properties may be passed on as they came; empty = not at all."""
         self.origin: Origin | None = None
@@ -114,71 +126,99 @@ class Publishing:
         run = _Run(self._next_tag if self._confirms else 0)
         self._forget_plans()
         try:
-            for head, body in zip(heads, bodies, strict=True):
-                self.take(run, head, body, now)
-                if broker.work >= MAX_WORK:
-                    break
+            end = 0
+            while end < len(heads) and (broker.work < MAX_WORK or not end):
+                at, head = end, heads[end]
+                while end < len(heads) and heads[end] is head:
+                    end += 1
+                self.take(run, head, bodies[at:end], now)
         finally:
             if run.first_tag:
                 self._next_tag += len(run.messages)
             self._enqueue(run, now)
         return len(run.messages)
 
-    def take(self, run: _Run, head: Head, body: bytes, now: float) -> None:
-        """One more of the run. Raises :class:`AmqpError`."""
+    def take(self, run: _Run, head: Head, bodies: Sequence[bytes], now: float) -> None:
+        """Some more of the run, of one head, as many as the turn has room for. Raises :class:`AmqpError`."""
+        broker = self._channel.connection.broker
         plan = self._plans.answers.get(head)
         if plan is None:
             plan = self._plan(head)
-        like = head.like
-        connection = self._channel.connection
-        if plan.is_reply:
-            self._reply(head.routing_key, plan.properties, body)
-        if like is None or plan.properties is not head.properties:
-            like, name, key = None, plan.exchange, head.routing_key
-            message = message_from(plan.properties, body, name, key, connection.client_id, now)
+        queues = plan.queues
+        work = len(queues) >> 1
+        if plan.is_plain and self._transaction is None and (queues or not head.mandatory):
+            # They go to their queues, and that is all.
+            if work:
+                bodies = bodies[: max(1, -(-(MAX_WORK - broker.work) // work))]
+            broker.work += work * len(bodies)
+            self._add(run, plan, queues, self._messages(head, plan, bodies, now))
+            return
+        for body in bodies:
+            if plan.is_reply:
+                self._reply(head.routing_key, plan.properties, body)
+            broker.work += work
+            made = self._messages(head, plan, (body,), now)
+            self._add(run, plan, self.go_elsewhere(run, head, plan, made[0], now), made)
+            if broker.work >= MAX_WORK:
+                return
+
+    def _messages(self, head: Head, plan: _Plan, bodies: Sequence[bytes], now: float) -> list[Message]:
+        """Of one head. Raises :class:`AmqpError`."""
+        like = head.like if plan.properties is head.properties else None
+        made: list[Message] = []
+        while like is None and len(made) < len(bodies):
+            name, key, body = plan.exchange, head.routing_key, bodies[len(made)]
+            message = message_from(plan.properties, body, name, key, self._channel.connection.client_id, now)
             message.written = plan.written
+            made.append(message)
             if not message.expires_at and plan.properties is head.properties:
-                like = head.like = changed(message, payload=b"")
-        else:
-            message = Message(
-                topic="",
-                payload=body,
-                publisher=like.publisher,
-                content_type=like.content_type,
-                response_topic=like.response_topic,
-                properties=like.properties,
-                written=plan.written,
-            )
-        if plan.origin is None and like is not None:
-            plan.origin = Origin("", like.publisher, "", like, head.is_common)
-        queues, mandatory = plan.queues, head.mandatory
-        connection.broker.work += len(queues) >> 1
+                like = head.like = changed(message, payload=b"") if head.is_common else message
+        if like is not None:
+            if plan.origin is None:
+                plan.origin = Origin("", like.publisher, "", like, head.is_common)
+            made += [
+                Message(
+                    topic="",
+                    payload=body,
+                    publisher=like.publisher,
+                    content_type=like.content_type,
+                    response_topic=like.response_topic,
+                    properties=like.properties,
+                    written=plan.written,
+                )
+                for body in bodies[len(made) :]
+            ]
+        return made
+
+    def go_elsewhere(self, run: _Run, head: Head, plan: _Plan, message: Message, now: float) -> tuple[str, ...]:
+        """What else becomes of a message; returns the queues that it goes to at once. Raises :class:`AmqpError`."""
+        connection, queues, mandatory = self._channel.connection, plan.queues, head.mandatory
+        properties, body = plan.properties, message.payload
         topical = self._for_topics(plan.exchange, head.routing_key, message) if plan.is_topical else None
         if plan.stream:
-            self._commit_stream(run, plan.stream, plan.properties.headers or (), now)
+            self._commit_stream(run, plan.stream, properties.headers or (), now)
         elif self._transaction is not None:
             back = (
-                partial(self.return_unrouted, plan.exchange, head.routing_key, plan.properties, body)
-                if mandatory
-                else None
+                partial(self.return_unrouted, plan.exchange, head.routing_key, properties, body) if mandatory else None
             )
             if queues or topical is not None or back is not None:
                 self._transaction.add(Published(message, queues, topical, back), self._channel)
-            queues = ()
+            return ()
         else:
             if topical is not None:
                 # Nobody can say beforehand who listens.
                 mandatory = not connection.broker.publish(topical, connection, now) and mandatory
             if mandatory and not queues:
-                self.return_unrouted(plan.exchange, head.routing_key, plan.properties, body)
+                self.return_unrouted(plan.exchange, head.routing_key, properties, body)
+        return queues
+
+    @staticmethod
+    def _add(run: _Run, plan: _Plan, queues: tuple[str, ...], messages: list[Message]) -> None:
+        first = len(run.messages)
         if queues:
-            positions = run.by_route.get(queues)
-            if positions is None:
-                run.by_route[queues] = [len(run.messages)]
-            else:
-                positions.append(len(run.messages))
-        run.messages.append(message)
-        run.origins.append(plan.origin)
+            run.by_route.setdefault(queues, []).extend(range(first, first + len(messages)))
+        run.messages += messages
+        run.origins += [plan.origin] * len(messages)
 
     def _forget_plans(self) -> None:
         """Those of an earlier run, if anything that they were made of may be otherwise now."""
@@ -325,10 +365,12 @@ class Publishing:
     @staticmethod
     def _origins(run: _Run, positions: list[int]) -> Origin | list[Origin] | None:
         """Of these, or the one of all of them; None where some go by themselves."""
-        first = run.origins[positions[0]]
-        if all(run.origins[each] is first for each in positions):
+        origins = run.origins
+        if len(positions) < len(origins):
+            origins = [origins[each] for each in positions]
+        first = origins[0]
+        if origins.count(first) == len(origins):
             return first
-        origins = [run.origins[each] for each in positions]
         return None if None in origins else cast(list[Origin], origins)
 
     def decided(self, run: _Run) -> None:
