@@ -42,6 +42,12 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     """Of the bodies of all requests together that have not been answered."""
     max_requests: int = 256
     """At once, those that wait for messages not included; over it 503."""
+    max_consumers: int = 10_000
+    """Members of groups and others that come back for more: bound to no connection."""
+    max_batch: int = 1_000
+    """Messages of one request, in or out."""
+    max_poll_s: float = 60.0
+    """A client that asks to wait longer is answered by then."""
     max_waiting: int = 1_000
     """Long polls and streams at once, likewise."""
     header_timeout_s: float = 10.0
@@ -64,8 +70,12 @@ def http_problems(config: HttpConfig) -> list[str]:
         problems.append("http.max_header_bytes must be 1024 to 1048576")
     if config.requests_per_s and not 1e-4 <= config.requests_per_s <= 1e9:
         problems.append("http.requests_per_s must be 0.0001 to 1000000000, or 0 for no limit")
-    counts = ("max_body_bytes", "max_held_bytes", "max_requests", "max_waiting", "request_burst")
+    counts = ("max_body_bytes", "max_held_bytes", "max_requests", "max_waiting", "max_consumers", "request_burst")
     problems += [f"http.{name} must be at least 1" for name in counts if getattr(config, name) < 1]
+    if not 1 <= config.max_batch <= 100_000:
+        problems.append("http.max_batch must be 1 to 100000")
+    if not 0 <= config.max_poll_s <= 3_600:
+        problems.append("http.max_poll_s must be 0 to 3600")
     times = ("header_timeout_s", "body_timeout_s", "keep_alive_s")
     wrong = [name for name in times if not 0.01 <= getattr(config, name) <= 3_600]
     return problems + [f"http.{name} must be 0.01 to 3600" for name in wrong]

@@ -99,6 +99,7 @@ def test_a_maximum_of_memory_has_a_row() -> None:
     elsewhere = {
         "mqtt.max_session_expiry_s",
         "mqtt.max_keep_alive_s",
+        "http.max_poll_s",
         "queues.transactions.max_timeout_s",
         "queues.configured[].retry.max_retries",
         "queues.configured[].retry.max_backoff_s",

@@ -19,8 +19,10 @@ from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.auth import CheckQueueFullError
 from assay.reference_broker.config import Scope
 from assay.reference_broker.core.access import Grants
+from assay.reference_broker.core.broker import owner_of
 from assay.reference_broker.core.tenant import Tenant
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.tenants import Tenants
+from assay.reference_broker.queues import QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_PREFIX,
     check_queue_name,
@@ -70,6 +72,7 @@ class Caller:
         grants: Grants | None,
         tenant: Tenant | None,
         may_administer: bool,
+        tenants: Tenants | None = None,
     ) -> None:
         self.username = username
         self.client_id = client_id
@@ -78,6 +81,7 @@ class Caller:
         """None = there are no access rules."""
         self.tenant = tenant
         self.may_administer = may_administer
+        self._tenants = tenants
 
     def require(self, scope: Scope) -> None:
         """Raises :class:`QueueError` (NOT_ALLOWED)."""
@@ -101,11 +105,37 @@ class Caller:
         if not (self.may_write(topic) if scope is Scope.WRITE else self.may_read(topic)):
             raise _refused(f"{self.named} may not {scope.value} {topic[:80]!r}")
 
-    def queue(self, name: str, scope: Scope) -> str:
-        """The engine's name of a queue that the caller reads from or writes to. Raises :class:`QueueError`."""
+    def queue(self, name: str, scope: Scope, routing_key: str = "") -> str:
+        """The engine's name of a queue that the caller reads from or writes to. Raises :class:`QueueError`.
+
+        ``routing_key``: a filter where it reads.
+        """
         name = engine_name(name)
-        self.check_topic(topic_of(name, ""), scope)
-        return name if self.tenant is None else self.tenant.name_in(name)
+        self.check_topic(topic_of(name, routing_key), scope)
+        if self.tenant is not None:
+            return self.tenant.name_in(name)
+        if self._tenants is not None:
+            self._tenants.check_reach(self, QueueAddress(queue=name))
+        return name
+
+    def reads(self, queue: str) -> bool:
+        """Whether it may look at a queue, by the engine's name."""
+        if self.tenant is not None and not self.tenant.owns(queue):
+            return False
+        try:
+            return self.queue(self.told(queue), Scope.READ) == queue
+        except QueueError:
+            return False
+
+    @property
+    def owner(self) -> str:
+        """What its producers and members belong to."""
+        return owner_of(self)
+
+    @property
+    def holder(self) -> str:
+        """Who has only some of all transactions that may be open."""
+        return self.owner if self.username else f"{self.owner}\0{self.client_id}"
 
     def told(self, name: str) -> str:
         """A queue's name, or an id that begins with one, as the caller knows it."""
@@ -158,6 +188,7 @@ class Callers:
             grants=grants,
             tenant=tenant,
             may_administer=tenant is None and administers and Scope.ADMIN in scopes,
+            tenants=state.tenants,
         )
 
     async def _verify(self, credentials: Credentials, arrival: Arrival) -> tuple[str | None, frozenset[Scope]]:

@@ -370,6 +370,7 @@ class Broker:
         deliver_run: DeliverRun | None = None,
         settles_at_once: bool = False,
         credit: int = UNLIMITED,
+        heartbeats: bool = False,
     ) -> Consumer:
         """Let a client join a group of a queue, if it may, by its client id; see :meth:`QueueEngine.subscribe`.
 
@@ -391,6 +392,7 @@ class Broker:
             deliver_run=deliver_run,
             settles_at_once=settles_at_once,
             credit=credit,
+            heartbeats=heartbeats,
         )
 
     def check_producer(self, producer_id: int, client: Client | None) -> None:

@@ -71,6 +71,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     """None = open to everybody."""
     status: int
     media_type: str
+    also: tuple[int, ...]
+    """Other statuses that it answers with the same type."""
 
 
 class Area:
@@ -115,13 +117,21 @@ class Area:
         errors: Sequence[AnyCode] = (),
         status: int = 200,
         media_type: str = JSON,
+        also: Sequence[int] = (),
     ) -> Callable[[_Endpoint], _Endpoint]:
         """Declare a route; the coroutine gives what is answered, of the type ``answer``, or a response.
 
         ``body``: the type of its body, for the document. ``errors``: what it may refuse with beside what any may.
+        ``also``: statuses beside ``status`` with such an answer.
         """
         declared = Declared(
-            answer=answer, body=body, errors=tuple(errors), scope=scope, status=status, media_type=media_type
+            answer=answer,
+            body=body,
+            errors=tuple(errors),
+            scope=scope,
+            status=status,
+            media_type=media_type,
+            also=tuple(also),
         )
 
         def declare(endpoint: _Endpoint) -> _Endpoint:

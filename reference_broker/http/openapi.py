@@ -70,7 +70,7 @@ def _complete(operation: dict[str, Any], declared: Declared, schemas: dict[int, 
     answer: dict[str, Any] = {"description": "Done"}
     if declared.answer is not None:
         answer["content"] = {declared.media_type: {"schema": schemas[id(declared.answer)]}}
-    operation["responses"] = {str(declared.status): answer}
+    operation["responses"] = {str(status): answer for status in (declared.status, *declared.also)}
     if declared.scope is None:
         errors: set[AnyCode] = {Code.INTERNAL, Code.BUSY, *declared.errors}
     else:

@@ -49,8 +49,8 @@ class Dispatcher:
         """Whose turn it is first, if the last one ended early."""
         self._place_turn = 0
         """Deliveries made in turn so far."""
-        self._nonces = group.rng if group.config.receipts else None
-        self._has_runs = self._nonces is None and not group.pattern and group.tracer is None
+        self._gives_receipts = group.config.receipts
+        self._has_runs = not self._gives_receipts and not group.pattern and group.tracer is None
         """Deliveries may go out several at once: nothing is to be looked at or told of each."""
         self._prefix = group.config.name + ":"
         timeout_s = group.config.delivery_timeout_s
@@ -414,8 +414,8 @@ class Dispatcher:
         if group.shared_limit:
             group.in_flight += 1
         receipt = ""
-        if self._nonces is not None:
-            entry.nonce = self._nonces.getrandbits(64)
+        if self._gives_receipts or consumer.options.receipts:
+            entry.nonce = group.rng.getrandbits(64)
             receipt = receipt_of(group.config.name, place.index, offset, entry.delivery_count, entry.nonce)
         delivery = Delivery(
             queue=group.config.name,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.queues.groups.pending import EntryState
+from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.groups.subscribe_options import AckMode
+from assay.reference_broker.queues.messages.address import message_id_of
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -50,6 +52,37 @@ class GroupDetails(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[MemberDetails, ...]
     """By consumer id."""
     partitions: tuple[PartitionDetails, ...]
+
+
+class PendingDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """One message that a group has not settled."""
+
+    message_id: str
+    partition: int
+    offset: int
+    state: EntryState
+    consumer: str
+    """Who has it, or had it last."""
+    delivery_count: int
+    idle_s: float
+    """Since its last delivery."""
+    due_at: float
+    """Unix seconds: with a consumer, when that times out; waiting, when it is delivered again. 0 = never."""
+
+
+def pending_details(queue: str, entry: PendingEntry, now: float) -> PendingDetails:
+    """What is so now."""
+    place = entry.place
+    return PendingDetails(
+        message_id=message_id_of(queue, place.index, entry.offset),
+        partition=place.index,
+        offset=entry.offset,
+        state=entry.state,
+        consumer=entry.last_consumer if entry.consumer is None else entry.consumer.consumer_id,
+        delivery_count=entry.delivery_count,
+        idle_s=round(max(0.0, now - entry.claimed_at), 3) if entry.claimed_at else 0.0,
+        due_at=entry.deadline if isfinite(entry.deadline) else 0.0,
+    )
 
 
 def details_of(group: ConsumerGroup, now: float) -> GroupDetails:

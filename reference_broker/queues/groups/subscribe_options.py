@@ -65,6 +65,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tell it what it is assigned."""
     transient: bool = False
     """Its group is its own, new, in memory, and gone with it."""
+    receipts: bool = False
+    """Its deliveries carry a receipt, also where the queue gives none."""
     priority: int = 0
     """Where a group keeps no order: consumers with a higher one get everything while they have room."""
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
 MAX_BROWSED = 10_000
+MAX_SKIPPED = 1_000
+"""Records that nobody gets, on the way to those that are read in one call."""
 
 
 def browse(queue: DurableQueue, limit: int) -> list[tuple[str, StoredMessage]]:
@@ -41,3 +43,35 @@ def _read(partition: QueuePartition, offset: int) -> Iterator[tuple[float, int, 
         if stored is not HIDDEN and not (partition.expiry is not None and partition.expiry.is_gone(at)):
             yield stored.enqueued_at, partition.index, at, stored
         offset = at + 1
+
+
+def read(
+    queue: DurableQueue, partition: int, offset: int, limit: int, now: float
+) -> tuple[list[tuple[int, StoredMessage]], int]:
+    """Messages of a partition from an offset on, whoever has settled them, as long as they are kept; fewer than
+    ``limit`` where there are no more, or many expired. Also the offset behind the last that was looked at.
+
+    Raises :class:`QueueError` (BAD_ADDRESS, LIMIT) and :class:`LogError`.
+    """
+    if not 0 <= partition < len(queue.partitions):
+        text = f"the queue {queue.name!r} has {len(queue.partitions)} partitions, and no partition {partition}"
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+    if not 0 <= limit <= MAX_BROWSED:
+        raise QueueError(QueueErrorCode.LIMIT, f"0 to {MAX_BROWSED} messages can be read in one call, not {limit}")
+    place = queue.partitions[partition]
+    found: list[tuple[int, StoredMessage]] = []
+    at = max(offset, place.log.start_offset)
+    skipped = 0
+    while len(found) < limit and skipped < MAX_SKIPPED:
+        stored = place.cached.get(at)
+        if stored is None or at >= place.visible_end:
+            loaded = place.load(at)
+            if loaded is None:
+                break
+            at, stored = loaded
+        if stored.expires_at <= now or (place.expiry is not None and place.expiry.is_gone(at)):
+            skipped += 1
+        else:
+            found.append((at, stored))
+        at += 1
+    return found, at

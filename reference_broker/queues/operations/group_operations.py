@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from assay.reference_broker.queues.delivery import claims
+from assay.reference_broker.queues.delivery import claims, settlement
 from assay.reference_broker.queues.groups import cursors
-from assay.reference_broker.queues.groups.group_details import GroupDetails, details_of
+from assay.reference_broker.queues.groups.group_details import (
+    GroupDetails,
+    PendingDetails,
+    details_of,
+    pending_details,
+)
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 
@@ -20,6 +27,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.jobs.confirms import Confirm
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
+MAX_LISTED: Final = 1_000
+"""Pending messages in one call."""
 MAX_CLAIMS: Final = 1_000
 DEFAULT_CLAIMS: Final = 100
 
@@ -92,6 +101,16 @@ class GroupOperations:
         consumer = named.membership.heartbeat(consumer_id, generation, now)
         return named.rebalance.event(consumer)
 
+    def keep_alive(self, queue: str, group: str, consumer_id: str, now: float) -> None:
+        """As :meth:`heartbeat`, whatever generation the member knows. Raises :class:`QueueError` (UNKNOWN_MEMBER)."""
+        self._agenda.now = now
+        _, named = self._find(queue, group)
+        named.membership.heartbeat(consumer_id, named.generation, now)
+
+    def generation(self, queue: str, group: str) -> int:
+        """Assignments made so far. Raises :class:`QueueError` (UNKNOWN_QUEUE, UNKNOWN_GROUP)."""
+        return self._find(queue, group)[1].generation
+
     def check_generation(self, queue: str, group: str, consumer_id: str, generation: int) -> None:
         """Refuse an operation of a consumer that names an old generation, or that is none. Raises QueueError."""
         self._find(queue, group)[1].membership.check(consumer_id, generation)
@@ -102,6 +121,57 @@ class GroupOperations:
         if consumer.received is not None and consumer.active and queue is not None:
             self._agenda.now = now
             queue.groups[consumer.group].membership.received(consumer, partition, offset, now)
+
+    # -- what is pending -----------------------------------------------------------------------------------------
+
+    def pending(self, queue: str, group: str, *, limit: int, after: tuple[int, int] = (-1, -1)) -> list[PendingDetails]:
+        """Messages that a group has got and not settled, by partition and offset, from behind a place on.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, UNKNOWN_GROUP, LIMIT).
+        """
+        if not 0 <= limit <= MAX_LISTED:
+            raise QueueError(QueueErrorCode.LIMIT, f"0 to {MAX_LISTED} are listed in one call, not {limit}")
+        _, named = self._find(queue, group)
+        entries = (
+            entry
+            for place in named.places[max(0, after[0]) :]
+            for lane in place.lanes or (place,)
+            for entry in lane.pending.values()
+            if (place.index, entry.offset) > after
+        )
+        if named.scheduler is not None:
+            # The lanes of a partition stand behind each other.
+            chosen = nsmallest(limit, entries, key=lambda entry: (entry.place.index, entry.offset))
+        else:
+            chosen = list(islice(entries, limit))
+        return [pending_details(queue, entry, self._agenda.now) for entry in chosen]
+
+    def entry(self, queue: str, group: str, partition: int, offset: int) -> PendingDetails | None:
+        """One of them; None when it is settled. Raises :class:`QueueError`."""
+        found = self._find(queue, group)[1].unsettled_entry(partition, offset)
+        return None if found is None else pending_details(queue, found, self._agenda.now)
+
+    def by_receipt(self, queue: str, receipt: str) -> tuple[str, PendingDetails]:
+        """The group and the delivery that a receipt was given with.
+
+        Raises :class:`QueueError` (BAD_ADDRESS, UNKNOWN_QUEUE, NOT_PENDING, STALE_RECEIPT, STORAGE_FAILED).
+        """
+        self._check_open()
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        group, entry = settlement.find_by_receipt(found.groups.values(), queue, receipt)
+        return group.group_id, pending_details(queue, entry, self._agenda.now)
+
+    def committed(self, queue: str, group: str) -> list[int]:
+        """By partition, the offset below which everything is settled. Raises :class:`QueueError`."""
+        _, named = self._find(queue, group)
+        return [named.low(place.index) for place in named.places]
+
+    def held_by(self, queue: str, group: str, consumer_id: str) -> int:
+        """Deliveries that a consumer has not settled; 0 when there is none of that id."""
+        consumer = self._find(queue, group)[1].consumers.get(consumer_id)
+        return 0 if consumer is None else consumer.in_flight
 
     # -- cursors -------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.queues.dead_letters.undelivered import LetterTaker
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
+from assay.reference_broker.queues.groups.cursors import resolve
 from assay.reference_broker.queues.groups.delivery import QueueStats, QueueUsage
+from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import dead_letter_name
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
-from assay.reference_broker.queues.operations.browse import browse
+from assay.reference_broker.queues.operations.browse import browse, read
 from assay.reference_broker.queues.operations.figures import is_failed, queue_stats
 from assay.reference_broker.queues.operations.purge import Purged, purge
 from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
@@ -157,6 +160,39 @@ class QueueOperations:
             return browse(self._existing(queue), limit)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def read(
+        self, queue: str, partition: int, offset: int, limit: int, now: float
+    ) -> tuple[list[tuple[int, StoredMessage]], int]:
+        """Messages of a partition from an offset on, with the offset behind the last: see :func:`read`.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_ADDRESS, STORAGE_FAILED).
+        """
+        found = self._existing(queue)
+        try:
+            return read(found, partition, offset, limit, now)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def places(self, queue: str, position: CursorPosition) -> list[tuple[int, int, int]]:
+        """For each partition the first offset that is kept, the offset of a place, and that of the next message.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE).
+        """
+        found = self._existing(queue)
+        found.write_unwritten()
+        return [
+            (partition.log.start_offset, resolve(position, partition, partition.head), partition.log.next_offset)
+            for partition in found.partitions
+        ]
+
+    def enqueued_at(self, queue: str, partition: int, offset: int) -> float:
+        """When a message came, in Unix seconds; 0 where it is not there any more."""
+        found = self._queues.get(queue)
+        stored = None
+        with contextlib.suppress(LogError):
+            stored = None if found is None else found.partitions[partition].get(offset)
+        return 0.0 if stored is None else stored.enqueued_at
 
     def config_of(self, queue: str) -> QueueConfig:
         """The configuration of an existing queue, or the one that it would get."""

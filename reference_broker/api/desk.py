@@ -1,0 +1,50 @@
+"""The engine's turns for many requests at once: how much may be under way, and what the broker's stop means to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from assay.reference_broker.api.turns import Driver, Turns
+from assay.reference_broker.api.waiting import Slots
+from assay.reference_broker.config import HttpConfig
+from assay.reference_broker.core.broker import Broker
+from assay.reference_broker.queues import QueueEngine
+
+
+class Desk(Turns):
+    """See :class:`assay.reference_broker.api.service.Service`, which is one."""
+
+    def __init__(self, driver: Callable[[], Driver], config: HttpConfig) -> None:
+        super().__init__(driver)
+        self.config = config
+        self.requests = Slots(config.max_requests, "requests")
+        self.waiting = Slots(config.max_waiting, "requests that wait for messages")
+        self.held_bytes = Slots(config.max_held_bytes, "bytes of requests")
+        self.stopping = False
+        self._on_stop: dict[Callable[[], None], None] = {}
+
+    def stop(self) -> None:
+        """The broker is about to stop: whoever waits for messages goes without."""
+        self.stopping = True
+        for wake in list(self._on_stop):
+            wake()
+
+    @contextmanager
+    def until_stopped(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have ``wake`` called if the broker stops within the block."""
+        self._on_stop[wake] = None
+        try:
+            yield
+        finally:
+            self._on_stop.pop(wake, None)
+
+    @property
+    def engine(self) -> QueueEngine:
+        """The engine, in a turn of its own."""
+        return self.turn()[0].node.engine
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, in a turn of its own."""
+        return self.turn()[0].node.state
