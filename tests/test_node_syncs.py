@@ -1,6 +1,7 @@
 """No turn waits for the disk on account of what clients ask for: who is told of it waits for a job.
 
-What still syncs within a turn is what happens once for a queue: see :data:`ONCE`.
+What still syncs within a turn: a queue that is made or gets more partitions or other settings, the first of its
+messages with a priority, a time to live or a producer, a group that an administrator deletes, a segment that is freed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from assay.reference_broker.config import QueuesConfig
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import QueueError
 from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from tests.support.amqp_client import AmqpClient, make_node, turn
 
@@ -158,3 +160,25 @@ def test_consume_ok_waits_and_comes_before_the_deliveries(disk: WatchedDisk) -> 
     assert client.hear(syncs=False) == []
     assert disk.synced == []
     assert [said.name for said in client.hear()] == ["basic.consume-ok", "basic.qos-ok", "basic.deliver"]
+
+
+def test_a_purge_is_written_down_by_a_job(disk: WatchedDisk) -> None:
+    client = AmqpClient(a_node(disk))
+    client.open()
+    disk.synced.clear()
+    client.send_raw(frame(FrameType.METHOD, 1, encode_method(BY_NAME["queue.purge"], "q", False)))
+    assert client.hear(syncs=False) == []
+    assert disk.synced == []
+    (purged,) = client.hear()
+    assert (purged.name, purged.values) == ("queue.purge-ok", (1,))
+    assert "queues/q/queue.json.tmp" in disk.synced
+
+
+def test_a_purge_that_cannot_be_written_down_takes_nothing(disk: WatchedDisk) -> None:
+    node = a_node(disk)
+    told: list[object] = []
+    node.engine.purge_queue("q", NOW, told.append)
+    disk.fails = True
+    take_jobs(node)
+    assert isinstance(told[0], QueueError)
+    assert node.engine.stats("q").depth == 1

@@ -8,8 +8,9 @@ from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.storage import log_opening
+from assay.reference_broker.storage.description import DESCRIPTION, ROOT
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
-from assay.reference_broker.storage.queue_store import DESCRIPTION, ROOT, LogQueueFiles, LogQueueStore
+from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
 
 
 def _refuses(*_args: object) -> None:

@@ -144,7 +144,7 @@ def takes_in_flight(patch: Patch) -> None:
 
 @mutant("queue-purge-forgotten", "what was purged is only known in memory")
 def purge_forgotten(patch: Patch) -> None:
-    patch.replace(DurableQueue, "remember_purge", lambda self, ends: None)
+    patch.replace(DurableQueue, "remember_purge", lambda self, ends, on_done: on_done(None))
 
 
 @mutant("queue-purge-by-prefix", "a purge takes every queue whose name begins with the one named")

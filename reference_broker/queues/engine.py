@@ -653,7 +653,7 @@ class QueueEngine(QueueOperations):
             self._write_partitions()
             points: list[SyncPoint] = [
                 *self._partition_queue,
-                *(group for queue in self._queues.values() for group in queue.groups.values()),
+                *(point for queue in self._queues.values() for point in (queue.description, *queue.groups.values())),
                 *(() if coordinator is None else (coordinator,)),
             ]
             if is_last:

@@ -16,6 +16,14 @@ from assay.reference_broker.config import Compression, Durability, QueueConfig
 from assay.reference_broker.queues.jobs.errors import LogError, raise_if_not_tried, reason_of
 from assay.reference_broker.queues.jobs.store import RecoveryNote, StoredGroup, StoredQueue
 from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.description import (
+    DESCRIPTION,
+    ROOT,
+    DescriptionFile,
+    QueueDescription,
+    read_content,
+    replace_description,
+)
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.file_names import decode_name, encode_name
@@ -30,8 +38,6 @@ from assay.reference_broker.storage.state_log import StateLog
 
 _LogT = TypeVar("_LogT", bound=SegmentedLog)
 
-ROOT = "queues"
-DESCRIPTION = "queue.json"
 DELAYS, DELAYS_DONE = "delays", "delays_done"
 """Folders of a queue: messages that wait for their time, and which of them fired or were cancelled."""
 DEPARTURES = "departures"
@@ -41,29 +47,12 @@ _DELAYS_BATCH_RECORDS = 8
 DONE_SEGMENT_BYTES = 256 * 1024
 DEPARTURES_SEGMENT_BYTES = 64 * 1024
 MEMORY_SEGMENT_BYTES = 1024 * 1024
-_MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
 MARK_SUFFIX = ".group"
 """Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
 not be told from one that was deleted."""
 STATE_SNAPSHOT_RECORDS = 2_000
-
-
-class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``queue.json``: what is known of a queue beside its logs. Only ever replaced as a whole, durably."""
-
-    version: int
-    name: str
-    partitions: int
-    facts: tuple[str, ...] = ()
-    """What was once true of the queue, sorted; a file without them is of an older broker."""
-    settings: dict[str, Any] = {}
-    """What was configured at run time, in the words of the configuration file."""
-    purged: dict[int, int] = {}
-    """Partition -> offset: what is below was purged, and nobody gets it any more."""
-    deleted: bool = False
-    """The queue is being removed: what is left of it does not count."""
 
 
 class LogQueueStore:
@@ -86,6 +75,8 @@ class LogQueueStore:
         self._memory = MemoryDisk()
         self.notes = Notes()
         self.on_full: Callable[[], None] = lambda: None
+        self._rooted: set[Disk] = set()
+        """Where the folder of queues has been synced since the start."""
         self._unusable: dict[str, str] = {}
         """Folder of a queue -> why nothing is done with it."""
         self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes, self._refused)
@@ -150,17 +141,16 @@ class LogQueueStore:
         assert self._disk is not None
         path = f"{folder}/{DESCRIPTION}"
         try:
-            with contextlib.closing(self._disk.open(path)) as file:
-                data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
-        except FileNotFoundError:
-            if _holds_messages(self._disk, f"{folder}/partitions"):
-                message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
-                raise LogError(message) from None
-            # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
-            return None
+            data = read_content(self._disk, path)
         except OSError as error:
             message = f"cannot open {path}: {reason_of(error)}"
             raise LogError(message) from error
+        if data is None:
+            if _holds_messages(self._disk, f"{folder}/partitions"):
+                message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
+                raise LogError(message)
+            # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
+            return None
         try:
             description = msgspec.json.decode(data, type=QueueDescription)
         except (ValueError, RecursionError) as error:
@@ -177,7 +167,11 @@ class LogQueueStore:
         disk = self._memory if self._disk is None or in_memory else self._disk
         folder = f"{ROOT}/{encode_name(config.name)}"
         try:
-            description = _create(disk, folder, config, settings)
+            description = DescriptionFile(disk, folder, config.name, config.partitions, settings)
+            # Also when it was there: a broker killed while it made the queue did not get this far.
+            for changed in (folder, ROOT, "") if disk not in self._rooted else (folder, ROOT):
+                disk.sync_folder(changed)
+            self._rooted.add(disk)
         except OSError as error:
             raise self.refusal(config.name, folder, "created", error) from error
         options = self._memory_options
@@ -249,32 +243,6 @@ def _holds_messages(disk: Disk, partitions: str) -> bool:
         return True
 
 
-def _create(disk: Disk, folder: str, config: QueueConfig, settings: Mapping[str, Any] | None) -> QueueDescription:
-    """Make the queue's folders and description, durably. Raises :class:`OSError`."""
-    path = f"{folder}/{DESCRIPTION}"
-    found = _content(disk, path)
-    wanted = msgspec.structs.replace(_known(found), name=config.name, partitions=config.partitions)
-    if settings is not None:
-        wanted = msgspec.structs.replace(wanted, settings=dict(settings))
-    if found != msgspec.json.encode(wanted):
-        for name in ("partitions", "consumers"):
-            disk.make_folder(f"{folder}/{name}")
-        _replace(disk, path, wanted)
-    # Also when it was there: a broker killed while it created the queue did not get this far.
-    for changed in (folder, ROOT, ""):
-        disk.sync_folder(changed)
-    return wanted
-
-
-def _known(content: bytes | None) -> QueueDescription:
-    """What a file says; nothing in one that a crash or a hand damaged: it is written anew."""
-    empty = QueueDescription(version=1, name="", partitions=0)
-    try:
-        return empty if content is None else msgspec.json.decode(content, type=QueueDescription)
-    except ValueError:
-        return empty
-
-
 def _remove_rest(disk: Disk, folder: str) -> None:
     """Take away the files of a queue that is marked as deleted, the mark last. Raises :class:`OSError`.
 
@@ -317,27 +285,9 @@ class _Removal:
 
     def run(self) -> None:
         """Blocking. Raises :class:`OSError`."""
-        _replace(self._disk, f"{self._folder}/{DESCRIPTION}", self._marked)
+        replace_description(self._disk, f"{self._folder}/{DESCRIPTION}", self._marked)
         self._disk.sync_folder(self._folder)
         _remove_rest(self._disk, self._folder)
-
-
-def _replace(disk: Disk, path: str, description: QueueDescription) -> None:
-    """The caller syncs the folder. Raises :class:`OSError`."""
-    temporary = f"{path}.tmp"
-    file = disk.open(temporary, create=True)
-    with contextlib.closing(file):
-        file.truncate(0)
-        file.append(msgspec.json.encode(description))
-        file.sync()
-    disk.rename(temporary, path)
-
-
-def _content(disk: Disk, path: str) -> bytes | None:
-    if not disk.exists(path):
-        return None
-    with contextlib.closing(disk.open(path)) as file:
-        return file.read_at(0, _MAX_DESCRIPTION_BYTES)
 
 
 class LogQueueFiles:
@@ -349,7 +299,7 @@ class LogQueueFiles:
         disk: Disk,
         folder: str,
         *,
-        description: QueueDescription,
+        description: DescriptionFile,
         options: LogOptions,
         encoder: BatchEncoder,
         volatile: bool,
@@ -357,7 +307,7 @@ class LogQueueFiles:
         self._store = store
         self._disk = disk
         self._folder = folder
-        self._description = description
+        self.description = description
         self._options = options
         self._encoder = encoder
         self._volatile = volatile
@@ -365,6 +315,10 @@ class LogQueueFiles:
     @property
     def volatile(self) -> bool:
         return self._volatile
+
+    @property
+    def _description(self) -> QueueDescription:
+        return self.description.current
 
     def _note(self, place: str, problem: str) -> None:
         self._store.note(self._description.name, place, problem)
@@ -378,6 +332,10 @@ class LogQueueFiles:
         if fact in self._description.facts:
             return
         self._change(facts=tuple(sorted((*self._description.facts, fact))))
+
+    def purge(self, ends: Mapping[int, int]) -> None:
+        """See :meth:`QueueFiles.purge`."""
+        self.description.change_later(purged=dict(ends))
 
     def update_description(
         self,
@@ -411,14 +369,11 @@ class LogQueueFiles:
 
     def _change(self, **fields: Any) -> None:
         """Raises :class:`LogError`."""
-        changed = msgspec.structs.replace(self._description, **fields)
-        path = f"{self._folder}/{DESCRIPTION}"
         try:
-            _replace(self._disk, path, changed)
-            self._disk.sync_folder(self._folder)
+            self.description.change(**fields)
         except OSError as error:
+            path = f"{self._folder}/{DESCRIPTION}"
             raise self._store.refusal(self._description.name, path, "written", error) from error
-        self._description = changed
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""

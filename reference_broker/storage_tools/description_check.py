@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from assay.reference_broker.storage.description import ROOT, QueueDescription
 from assay.reference_broker.storage.file_names import encode_name
-from assay.reference_broker.storage.queue_store import ROOT, QueueDescription
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage.session_store import HERE as SESSIONS_MARK
 from assay.reference_broker.storage.session_store import LOST as SESSIONS_LOST

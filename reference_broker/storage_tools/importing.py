@@ -17,9 +17,9 @@ import msgspec
 from assay.reference_broker.config import Compression
 from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder, BatchError
+from assay.reference_broker.storage.description import ROOT, QueueDescription
 from assay.reference_broker.storage.disk import DiskFile, RealDisk
 from assay.reference_broker.storage.file_names import encode_name
-from assay.reference_broker.storage.queue_store import ROOT, QueueDescription
 from assay.reference_broker.storage.segment_scan import Damage, SoundBatch
 from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage
 from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout

@@ -19,8 +19,9 @@ from urllib.parse import unquote
 import msgspec
 
 from assay.reference_broker.queues.transactions.coordinator import FOLDER as TRANSACTIONS_FOLDER
+from assay.reference_broker.storage.description import ROOT, QueueDescription
 from assay.reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
-from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES, ROOT, QueueDescription
+from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout
 from assay.reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join

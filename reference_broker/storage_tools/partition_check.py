@@ -8,8 +8,8 @@ from functools import partial
 import msgspec
 
 from assay.reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
+from assay.reference_broker.storage.description import ROOT
 from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
-from assay.reference_broker.storage.queue_store import ROOT
 from assay.reference_broker.storage.removed_mark import decode_removed, removed_path
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing
-from assay.reference_broker.queues.jobs.store import SyncTask
+from assay.reference_broker.queues.jobs.store import SyncedLog, SyncTask
 
 _TRIES = 3
 """Where nobody can wait for the system to have means again."""
@@ -24,20 +24,6 @@ class StoredAs(StrEnum):
 
 Stored = Callable[[StoredAs, str], None]
 """Told what a publish became and the id of that, once, before its confirm says that it is safe."""
-
-
-class SyncedLog(Protocol):
-    """Anything that is made durable by syncs."""
-
-    @property
-    def needs_sync(self) -> bool:
-        """There is something for :meth:`start_sync`."""
-
-    def start_sync(self) -> SyncTask | None: ...
-
-    def finish_sync(self, error: OSError | None) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Syncs(Protocol):

@@ -61,6 +61,20 @@ class SyncTask(Protocol):
         """Raises :class:`OSError` when the disk fails."""
 
 
+class SyncedLog(Protocol):
+    """Anything that is made durable by syncs."""
+
+    @property
+    def needs_sync(self) -> bool:
+        """There is something for :meth:`start_sync`."""
+
+    def start_sync(self) -> SyncTask | None: ...
+
+    def finish_sync(self, error: OSError | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one log; 0 = no limit. A log keeps at most what every limit allows, rounded up to whole segments."""
 
@@ -276,6 +290,10 @@ class QueueFiles(Protocol):
         """
 
     @property
+    def description(self) -> SyncedLog:
+        """What is remembered of the queue, where it is changed by a sync."""
+
+    @property
     def volatile(self) -> bool:
         """It is memory: nothing survives the process, so nothing needs a sync."""
 
@@ -302,6 +320,9 @@ class QueueFiles(Protocol):
 
         Raises :class:`LogError`.
         """
+
+    def purge(self, ends: Mapping[int, int]) -> None:
+        """Nobody gets what is in front of these offsets, by partition, once :attr:`description` is synced."""
 
     def removal(self) -> SyncTask:
         """Removes all that is stored of the queue, so that neither a crash nor a new queue of that name brings it back.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.jobs.confirms import JointConfirm
-from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -58,7 +59,7 @@ class Purge:
         self._count = 0
 
     def begin(self) -> None:
-        """What is ready goes at once."""
+        """What is ready now goes as soon as that is written down."""
         queue = self._queue
         ends = {
             partition.index: partition.visible_end
@@ -66,12 +67,16 @@ class Purge:
             else min(partition.visible_end, partition.log.durable_offset)
             for partition in queue.partitions
         }
-        before = queue.contents.depth
-        try:
-            queue.remember_purge(ends)
-        except LogError as error:
-            self._on_done(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+        queue.remember_purge(ends, partial(self._take_away, ends))
+
+    def _take_away(self, ends: dict[int, int], error: QueueError | None) -> None:
+        """No restart brings it back."""
+        queue = self._queue
+        if error is not None or self._place not in self._agenda.owners:
+            text = "the queue was deleted while it was purged"
+            self._on_done(error or QueueError(QueueErrorCode.UNKNOWN_QUEUE, text))
             return
+        before = queue.contents.depth
         for group in queue.groups.values():
             for place in group.every_place:
                 if place.waiting:

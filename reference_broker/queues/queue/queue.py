@@ -88,6 +88,8 @@ class DurableQueue(EnqueuePath):
         )
         self._cache = cache
         self._known = known
+        self.description = SyncPoint(files.description)
+        """What is known of it, where that is changed by a sync."""
         self.partitions += [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
         self.departures = self.contents.departures = Departures(files, agenda, self.partitions)
@@ -151,14 +153,18 @@ class DurableQueue(EnqueuePath):
         """What was configured at run time."""
         return self._files.settings
 
-    def remember_purge(self, ends: dict[int, int]) -> None:
-        """Nobody gets what is in front of these offsets, by partition. Raises :class:`LogError`."""
-        self._files.update_description(purged=ends)
+    def remember_purge(self, ends: dict[int, int], on_done: Confirm) -> None:
+        """Nobody gets what is in front of these offsets, by partition, once ``on_done`` says so."""
+        self._files.purge(ends)
+        if self.description.failure is None and self.description.when_synced(on_done):
+            self._agenda.awaited_syncs[self.description] = None
+        else:
+            on_done(self.description.failure)
 
     @property
     def points(self) -> tuple[SyncPoint, ...]:
         """Every open log."""
-        return (*self.partitions, *self.groups.values(), *self.delays.points, *self.departures.points)
+        return (self.description, *self.partitions, *self.groups.values(), *self.delays.points, *self.departures.points)
 
     @property
     def note_count(self) -> int:

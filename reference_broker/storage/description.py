@@ -1,0 +1,137 @@
+"""``queue.json``: what is known of a queue beside its logs; only ever replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from assay.reference_broker.queues.jobs.errors import is_passing
+from assay.reference_broker.storage.disk import Disk
+
+ROOT = "queues"
+DESCRIPTION = "queue.json"
+_MAX_BYTES = 64 * 1024
+
+
+class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the file holds."""
+
+    version: int
+    name: str
+    partitions: int
+    facts: tuple[str, ...] = ()
+    """What was once true of the queue, sorted; a file without them is of an older broker."""
+    settings: dict[str, Any] = {}
+    """What was configured at run time, in the words of the configuration file."""
+    purged: dict[int, int] = {}
+    """Partition -> offset: what is below was purged, and nobody gets it any more."""
+    deleted: bool = False
+    """The queue is being removed: what is left of it does not count."""
+
+
+_EMPTY = QueueDescription(version=1, name="", partitions=0)
+
+
+class DescriptionFile:
+    """The file of one open queue: it is synced as a log is, and is the task that does so.
+
+    Implements :class:`assay.reference_broker.queues.jobs.store.SyncedLog`.
+    """
+
+    def __init__(self, disk: Disk, folder: str, name: str, partitions: int, settings: Mapping[str, Any] | None) -> None:
+        """Open it, or make the queue's folders and it. The caller syncs the folders. Raises :class:`OSError`."""
+        self._disk = disk
+        self.place = folder
+        self._path = f"{folder}/{DESCRIPTION}"
+        self._lock = threading.Lock()
+        self._is_syncing = self._is_changed = False
+        found = read_content(disk, self._path)
+        wanted = msgspec.structs.replace(_known(found), name=name, partitions=partitions)
+        if settings is not None:
+            wanted = msgspec.structs.replace(wanted, settings=dict(settings))
+        self.current = self._written = wanted
+        if found != msgspec.json.encode(wanted):
+            for inner in ("partitions", "consumers"):
+                disk.make_folder(f"{folder}/{inner}")
+            replace_description(disk, self._path, wanted)
+
+    # -- changing ------------------------------------------------------------------------------------------------
+
+    def change(self, **fields: Any) -> None:
+        """Durably on return. Blocking. Raises :class:`OSError`, with nothing changed."""
+        before = self.current
+        self.current = msgspec.structs.replace(before, **fields)
+        try:
+            self.run()
+        except OSError:
+            self.current = before
+            raise
+
+    def change_later(self, **fields: Any) -> None:
+        """It is durable once the next sync of it is done."""
+        self.current = msgspec.structs.replace(self.current, **fields)
+        self._is_changed = True
+
+    # -- syncing -------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_sync(self) -> bool:
+        """Something of it is not durable yet."""
+        return self._is_changed
+
+    def start_sync(self) -> DescriptionFile | None:
+        """The task, unless it is running or there is none."""
+        if self._is_syncing or not self.needs_sync:
+            return None
+        self._is_syncing, self._is_changed = True, False
+        return self
+
+    def run(self) -> None:
+        """Write what is known by now. Raises :class:`OSError`."""
+        with self._lock:
+            wanted = self.current
+            replace_description(self._disk, self._path, wanted)
+            self._disk.sync_folder(self.place)
+            self._written = wanted
+
+    def finish_sync(self, error: OSError | None) -> None:
+        """It has run."""
+        self._is_syncing = False
+        if error is not None:
+            if is_passing(error):
+                self._is_changed = True
+            else:
+                self.current = self._written
+
+    def close(self) -> None:
+        """Nothing is open between two writes."""
+
+
+def replace_description(disk: Disk, path: str, description: QueueDescription) -> None:
+    """The caller syncs the folder. Raises :class:`OSError`."""
+    temporary = f"{path}.tmp"
+    with contextlib.closing(disk.open(temporary, create=True)) as file:
+        file.truncate(0)
+        file.append(msgspec.json.encode(description))
+        file.sync()
+    disk.rename(temporary, path)
+
+
+def read_content(disk: Disk, path: str) -> bytes | None:
+    """None when there is no such file. Raises :class:`OSError`."""
+    if not disk.exists(path):
+        return None
+    with contextlib.closing(disk.open(path)) as file:
+        return file.read_at(0, _MAX_BYTES)
+
+
+def _known(content: bytes | None) -> QueueDescription:
+    """What a file says; nothing in one that a crash or a hand damaged: it is written anew."""
+    try:
+        return _EMPTY if content is None else msgspec.json.decode(content, type=QueueDescription)
+    except ValueError:
+        return _EMPTY
