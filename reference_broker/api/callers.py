@@ -114,8 +114,7 @@ class Caller:
         self.check_topic(topic_of(name, routing_key), scope)
         if self.tenant is not None:
             return self.tenant.name_in(name)
-        if self._tenants is not None:
-            self._tenants.check_reach(self, QueueAddress(queue=name))
+        self.check_reach(name)
         return name
 
     def reads(self, queue: str) -> bool:
@@ -136,6 +135,11 @@ class Caller:
     def holder(self) -> str:
         """Who has only some of all transactions that may be open."""
         return self.owner if self.username else f"{self.owner}\0{self.client_id}"
+
+    def check_reach(self, name: str) -> None:
+        """Whether a name, or an id that begins with one, is its own to use. Raises QueueError (NOT_ALLOWED)."""
+        if self.tenant is None and self._tenants is not None:
+            self._tenants.check_reach(self, QueueAddress(queue=name))
 
     def told(self, name: str) -> str:
         """A queue's name, or an id that begins with one, as the caller knows it."""

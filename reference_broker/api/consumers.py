@@ -20,7 +20,8 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.pending import AssignmentEvent, Drained
 from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
-from assay.reference_broker.queues.jobs.confirms import ignore
+from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
+from assay.reference_broker.queues.operations.group_operations import Claim
 
 _ASSIGNED_WITHIN_S = 5.0
 """Who joins is told its partitions by then; those that are still moving it gets later."""
@@ -223,6 +224,37 @@ class Member:
                 return
             await self._sleep(min(until - now, self._interval_s))
             self.heartbeat()
+
+    async def claim(self, queue: str, wanted: Claim) -> list[Taken]:
+        """Take over what others of the group, or itself, have had for long; ``queue`` as its caller knows it.
+
+        Raises :class:`QueueError` (NOT_PENDING, NOT_IDLE, LIMIT, IN_USE while it polls, UNKNOWN_MEMBER).
+        """
+        if self._polls:
+            raise QueueError(QueueErrorCode.IN_USE, f"a poll of {self.client_id[:80]!r} is waiting")
+        self.heartbeat()
+        consumer = self.consumers[queue]
+        driver, now = self._desk.turn()
+        groups = driver.node.engine.groups
+
+        def start(confirm: Confirm) -> None:
+            # Without credit nothing else comes with it.
+            self._grant(wanted.limit)
+            try:
+                groups.claim(
+                    consumer.queue, consumer.group, wanted, consumer_id=self.client_id, now=now, on_done=confirm
+                )
+            finally:
+                self._grant(0)
+
+        self._polls = True
+        try:
+            await self._desk.confirmed(start)
+        finally:
+            self._polls = False
+            taken = list(self._buffer)
+            self._buffer.clear()
+        return taken
 
     @property
     def _interval_s(self) -> float:

@@ -18,3 +18,13 @@ class Service(Desk):
         super().__init__(driver, config)
         self.callers = Callers(self)
         self.members = Members(self)
+        self.timeouts: dict[int, float] = {}
+        """Of transactions, by producer, of those that asked for one; the oldest are forgotten first."""
+
+    def remember_timeout(self, producer_id: int, timeout_s: float) -> None:
+        """0 = as configured."""
+        self.timeouts.pop(producer_id, None)
+        if timeout_s:
+            while len(self.timeouts) >= self.config.max_consumers:
+                del self.timeouts[next(iter(self.timeouts))]
+            self.timeouts[producer_id] = timeout_s

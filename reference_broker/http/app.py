@@ -14,10 +14,29 @@ from assay.reference_broker.api.service import Service
 from assay.reference_broker.http.areas import Area
 from assay.reference_broker.http.guard import refusal
 from assay.reference_broker.http.openapi import make_document
-from assay.reference_broker.http.routes import messages, node, queues
+from assay.reference_broker.http.routes import (
+    administration,
+    groups,
+    messages,
+    node,
+    queues,
+    settling,
+    topics,
+    transactions,
+)
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
-AREAS: Final[tuple[Area, ...]] = (node.OPEN, node.AREA, queues.AREA, messages.AREA)
+AREAS: Final[tuple[Area, ...]] = (
+    node.OPEN,
+    node.AREA,
+    queues.AREA,
+    messages.AREA,
+    administration.AREA,
+    topics.AREA,
+    settling.AREA,
+    groups.AREA,
+    transactions.AREA,
+)
 _OF_STATUS: Final = {404: Code.NO_SUCH_ROUTE, 405: Code.METHOD_NOT_ALLOWED}
 
 

@@ -46,12 +46,14 @@ def make_document(app: FastAPI, areas: Sequence[Area]) -> dict[str, Any]:
         routes=app.routes,
         tags=[{"name": area.tag, "description": area.about} for area in areas],
     )
+    problems: dict[str, Any] = {}
     for path in document["paths"].values():
         for operation in path.values():
-            _complete(operation, declared[operation["operationId"]], by_kind)
+            _complete(operation, declared[operation["operationId"]], by_kind, problems)
     components["Problem"]["properties"]["code"]["enum"] = sorted(code.value for code in PROBLEMS)
     document["components"] = {
         "schemas": dict(sorted(components.items())),
+        "responses": dict(sorted(problems.items())),
         "securitySchemes": {
             "basic": {"type": "http", "scheme": "basic"},
             "bearer": {"type": "http", "scheme": "bearer", "description": "A token made by `assay token`."},
@@ -61,7 +63,8 @@ def make_document(app: FastAPI, areas: Sequence[Area]) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(document))  # type: ignore[no-any-return]
 
 
-def _complete(operation: dict[str, Any], declared: Declared, schemas: dict[int, Any]) -> None:
+def _complete(operation: dict[str, Any], declared: Declared, schemas: dict[int, Any], problems: dict[str, Any]) -> None:
+    """``problems``: responses that operations share, by name."""
     operation.pop("requestBody", None)
     for parameter in operation.get("parameters", ()):
         parameter["schema"].pop("title", None)
@@ -80,7 +83,10 @@ def _complete(operation: dict[str, Any], declared: Declared, schemas: dict[int, 
         operation["security"] = [{"basic": []}, {"bearer": []}, {}]
     by_status = sorted(errors, key=lambda code: (PROBLEMS[code].status, code.value))
     for status, codes in groupby(by_status, key=lambda code: PROBLEMS[code].status):
-        operation["responses"][str(status)] = {
-            "description": ", ".join(f"`{code.value}`" for code in codes),
+        texts = [code.value for code in codes]
+        name = f"{status}.{'.'.join(texts)}"
+        problems[name] = {
+            "description": ", ".join(f"`{text}`" for text in texts),
             "content": {PROBLEM_JSON: {"schema": schemas[id(Problem)]}},
         }
+        operation["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}

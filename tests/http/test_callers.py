@@ -36,17 +36,21 @@ def test_passwords_and_tokens(guarded: Served) -> None:
 @pytest.mark.parametrize(("token", "status"), [("reader", 403), ("writer", 403), ("admin", 200)])
 def test_a_token_may_no_more_than_its_scopes(guarded: Served, token: str, status: int) -> None:
     client = guarded.client(1, authorization=f"Bearer assay_{token}")
-    assert client.get("/api/v1/queues").status_code == status
+    assert client.get("/api/v1/queues/orders").status_code == status
 
 
 def test_beyond_loopback_a_password_administers_nothing_without_rules(guarded: Served) -> None:
-    assert guarded.client().get("/api/v1/queues", auth=("ann", "secret")).status_code == 200
-    answer = guarded.client(1).get("/api/v1/queues", auth=("ann", "secret"))
+    assert guarded.client().get("/api/v1/queues/orders", auth=("ann", "secret")).status_code == 200
+    answer = guarded.client(1).get("/api/v1/queues/orders", auth=("ann", "secret"))
     assert (answer.status_code, answer.json()["code"]) == (403, "not_allowed")
 
 
 def test_who_belongs_to_a_tenant_administers_nothing(guarded: Served) -> None:
-    assert guarded.client().get("/api/v1/queues", auth=("tom", "hidden")).status_code == 403
+    client = guarded.client()
+    client.auth = ("tom", "hidden")
+    assert client.get("/api/v1/queues/orders").status_code == 403
+    assert client.get("/api/v1/queues").json()["queues"] == ["orders"]
+    assert client.get("/api/v1/queues/orders/stats").json()["partitions"] == 1
 
 
 def test_clients_of_fluxmq_name_themselves(guarded: Served) -> None:

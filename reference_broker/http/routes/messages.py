@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from fastapi import Query, Request
 from fastapi.responses import Response
 
-from assay.reference_broker.api.consumers import check_wait
+from assay.reference_broker.api.callers import Caller
+from assay.reference_broker.api.consumers import Taken, check_wait
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.publishing import publish
 from assay.reference_broker.config import Scope
@@ -166,6 +167,11 @@ async def consume_messages(
     )
     member = call.service.members.one_of(caller, queue, wanted.group, wanted.consumer, wanted.pattern, options)
     taken = await member.poll(wanted.max_messages, wanted.wait_s, gone_of(call.request))
+    return told_of(caller, taken)
+
+
+def told_of(caller: Caller, taken: Sequence[Taken]) -> ConsumeAnswer:
+    """Deliveries as the caller is told of them."""
     return ConsumeAnswer(
         messages=[
             received(each, caller.told(each.delivery.message_id), caller.told(each.delivery.receipt)) for each in taken

@@ -32,12 +32,14 @@ class CreateQueue(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of ``queues.configured``: what is left out is as for a queue that is created by use."""
 
 
-@AREA.get("/queues", QueueNames, Scope.ADMIN)
+@AREA.get("/queues", QueueNames, Scope.READ)
 async def list_queues(call: Asked, prefix: Annotated[str, Query(max_length=512)] = "") -> QueueNames:
-    """Names of all queues, dead-letter queues included."""
-    call.caller.administer("list")
-    engine = call.service.engine
-    names = [[name for name in each if name.startswith(prefix)] for each in (engine.queues(), engine.unusable_queues())]
+    """Names of the queues that the caller may read, dead-letter queues included."""
+    caller, engine = call.caller, call.service.engine
+    names = [
+        [told for name in each if caller.reads(name) and (told := caller.told(name)).startswith(prefix)]
+        for each in (engine.queues(), engine.unusable_queues())
+    ]
     return QueueNames(queues=names[0], unusable=names[1])
 
 
@@ -80,10 +82,11 @@ async def delete_queue(call: Asked, queue: Name) -> DeleteAnswer:
     return DeleteAnswer(deleted=name)
 
 
-@AREA.get("/queues/{queue}/stats", QueueStats, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+@AREA.get("/queues/{queue}/stats", QueueStats, Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def queue_stats(call: Asked, queue: Name) -> QueueStats:
     """Figures of a queue and its groups."""
-    return call.service.engine.stats(call.caller.administered(queue, "stats"))
+    stats = call.service.engine.stats(call.caller.queue(queue, Scope.READ))
+    return msgspec.structs.replace(stats, queue=call.caller.told(stats.queue))
 
 
 @AREA.post("/queues/{queue}/purge", PurgeAnswer, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))

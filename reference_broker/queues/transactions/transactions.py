@@ -451,6 +451,12 @@ class Transactions(ProducerNames):
         """The transactions that have not ended, oldest first."""
         return [transaction.info for transaction in self._phases.open.values()]
 
+    def open_of(self, producer_id: int) -> str | None:
+        """The id of the transaction that a producer has open; None = it has none."""
+        coordinator = self.memory.found
+        running = None if coordinator is None else coordinator.open.get(producer_id)
+        return None if running is None else running.id
+
     def describe(self, transaction_id: str) -> TransactionInfo:
         """One that has not ended. Raises :class:`QueueError` (UNKNOWN_TRANSACTION, TRANSACTION_STATE)."""
         transaction = self._phases.open.get(transaction_id)
