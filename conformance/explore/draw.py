@@ -272,6 +272,44 @@ class _Draw:
         if not self._bent.turns:
             yield from self.part(20)
 
+    def stream(self) -> Iterator[plan.Step]:
+        """Much of the same at once, which a broker may read, route, write and acknowledge as one."""
+        pick = self._pick
+        sender, readers = self._who(), tuple(dict.fromkeys((self._who(), self._chance.randrange(CLIENTS))))
+        topic, identifier = pick(_PICKS), pick((0, 0, 1))
+        like = plan.Publish(
+            client=sender,
+            topic=topic,
+            qos=pick((0, 1, 1, 2, 2)),
+            size_bytes=pick((8, 8, 200, 2_000)),
+            rich=self._rarely(),
+        )
+        for client in readers:
+            entry = plan.FilterPlan(filter=pick(_PICKS), qos=pick((0, 1, 1, 2, 2)))
+            yield plan.Subscribe(client=client, filters=(entry,), identifier=identifier)
+        for _ in range(pick((1, 1, 2))):
+            if pick((True, False, False)):
+                yield plan.Withhold(client=pick(readers), what=pick(tuple(plan.Hold)))
+            if pick((True, False, False)):
+                yield plan.Leave(client=pick(readers), how=pick(_LEAVING))
+            found = [like] * pick((7, 8, 9, 16, 17, 33))
+            for _ in range(pick((0, 0, 0, 1, 2))):
+                changes: dict[str, Any] = pick(
+                    [{"topic": pick(_PICKS)}, {"qos": 1}, {"size_bytes": 9}, {"retain": True}, {"client": 0}]
+                )
+                found[self._chance.randrange(len(found))] = msgspec.structs.replace(like, **changes)
+            yield plan.Burst(publishes=tuple(found), together=True)
+            if pick((True, False)):
+                client = pick((sender, *readers))
+                yield from pick(
+                    (
+                        (plan.Join(client=client),),
+                        (plan.Leave(client=client, how=pick(_LEAVING)), plan.Join(client=client)),
+                        (plan.Restart() if self._can("restart") else plan.Join(client=client),),
+                        (plan.Withhold(client=client), plan.Unsubscribe(client=client, filters=(topic,))),
+                    )
+                )
+
     def topics(self) -> tuple[str, ...]:
         return tuple(self._pick((*TOPICS[:3] * 4, *TOPICS)) for _ in range(self._chance.randint(1, 3)))
 
@@ -315,7 +353,7 @@ class _Dresser:
             case plan.Publish():
                 return self._publish(step)
             case plan.Burst():
-                return plan.Burst(publishes=tuple(self._publish(one) for one in step.publishes))
+                return msgspec.structs.replace(step, publishes=tuple(self._publish(one) for one in step.publishes))
             case plan.Subscribe():
                 filters = tuple(msgspec.structs.replace(one, filter=self.filter(one.filter)) for one in step.filters)
                 self.subscribed.setdefault(step.client, []).extend(one.filter for one in filters)
@@ -334,4 +372,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     draw = _Draw(chance, capabilities, bent)
     dresser = _Dresser(draw.topics(), bent.filters)
     clients = [dresser.client(draw.client()) for _ in range(CLIENTS)]
-    return plan.Life(clients=tuple(clients), steps=tuple(dresser.step(step) for step in draw.steps()))
+    steps = [dresser.step(step) for step in draw.steps()]
+    stream = Random(f"{seed}/{number}/stream")
+    if number % 3 == 0 and stream.choice((True, False)):
+        steps += [dresser.step(step) for step in _Draw(stream, capabilities, bent).stream()]
+    return plan.Life(clients=tuple(clients), steps=tuple(steps))

@@ -171,6 +171,9 @@ class Burst(_Step, frozen=True, kw_only=True, tag="burst"):
     """Publishes one behind the other, without waiting for what they cause."""
 
     publishes: tuple[Publish, ...]
+    together: bool = False
+    """Each client's in one piece, so that a broker that takes several at once does so; likewise, in all of the life,
+    what clients answer to what comes in one piece."""
 
 
 class Withhold(_Step, frozen=True, kw_only=True, tag="withhold"):

@@ -118,6 +118,7 @@ class Player(Sockets):
         self.token = f"{self._run_token}{next(self._lives):x}"
         self.referee = Referee(ours=self.token)
         self.begin_life()
+        self.answers_together = False
         self._wires: dict[int, _Wire] = {}
         """Client to its connection."""
         self._holds: dict[int, plan.Hold] = {}
@@ -137,6 +138,7 @@ class Player(Sockets):
         """Play a life and its audit. Raises :class:`ViolationError`, :class:`TargetUnreachableError`."""
         self._begin()
         self._life = life
+        self.answers_together = any(isinstance(step, plan.Burst) and step.together for step in life.steps)
         used = set[int]().union(*(plan.clients_of(step) for step in life.steps))
         wills = {
             client.will.topic: None
@@ -532,12 +534,13 @@ class Player(Sockets):
         for publish in step.publishes:
             self._wire(publish.client)
         self.referee.burst(begins=True)
-        for publish in step.publishes:
-            wire = self._wire(publish.client)
-            left = room.setdefault(publish.client, self._quota(wire))
-            if not publish.qos or left > 0:
-                room[publish.client] = left - (publish.qos > 0)
-                self._send_publish(publish)
+        with self.together() if step.together else contextlib.nullcontext():
+            for publish in step.publishes:
+                wire = self._wire(publish.client)
+                left = room.setdefault(publish.client, self._quota(wire))
+                if not publish.qos or left > 0:
+                    room[publish.client] = left - (publish.qos > 0)
+                    self._send_publish(publish)
         self._barrier(*(self._wire(client) for client in room))
         self._settle()
         self.referee.burst(begins=False)

@@ -8,7 +8,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +45,9 @@ class Wire:
 
 class Sockets(ABC):
     """What players share."""
+
+    answers_together = False
+    """What is sent while bytes that came are looked at goes out in one piece."""
 
     def begin_life(self) -> None:
         """Forget the connections of the life before."""
@@ -139,7 +142,8 @@ class Sockets(ABC):
             self.note(f"{wire.name}: the broker ended the connection")
             self.ended_by_broker(wire)
             return
-        self.arrived(wire, data)
+        with self.together() if self.answers_together and self._gathered is None else nullcontext():
+            self.arrived(wire, data)
 
     def arrived(self, wire: Wire, data: bytes) -> None:
         """Bytes came. Raises :class:`ViolationError`."""
