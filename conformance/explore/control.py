@@ -22,10 +22,16 @@ from assay.conformance.wire import (
     Pingresp,
     Puback,
     Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
     encode,
 )
 
 _RECEIVE_BYTES = 262_144
+_FIGURES = "$SYS/broker/"
 _WINDOW = 10
 """Publishes at QoS 1 that any server takes at a time."""
 
@@ -46,18 +52,22 @@ class Control:
             self._exchange(sock, [with_credentials(connect, self._endpoint)], Connack)
         return self._sock
 
-    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> None:
-        """Send packets that are answered by one of a kind each, and await those."""
+    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> list[Packet]:
+        """Send packets that are answered by one of a kind each, and await those; returns all that came."""
         decoder = Decoder(self._version)
         missing = len(packets)
+        found: list[Packet] = []
         try:
             sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
             while missing > 0:
-                missing -= sum(isinstance(answer, kind) for answer in decoder.feed(self._some(sock)))
+                answers = list(decoder.feed(self._some(sock)))
+                missing -= sum(isinstance(answer, kind) for answer in answers)
+                found += answers
         except (OSError, MalformedPacketError) as error:
             self.close()
             message = f"the control connection to {self._endpoint.host}:{self._endpoint.port} failed: {error}"
             raise TargetUnreachableError(message) from error
+        return found
 
     def _some(self, sock: socket.socket) -> bytes:
         data = sock.recv(_RECEIVE_BYTES)
@@ -80,6 +90,19 @@ class Control:
                 for packet_id, topic in enumerate(topics[at : at + _WINDOW], 1)
             ]
             self._exchange(self._ready(), packets, Puback)
+
+    def figures(self) -> dict[str, str]:
+        """What ``$SYS`` topics below ``broker/`` say at this moment. Raises :class:`TargetUnreachableError`."""
+        entries = (Subscription(filter=f"{_FIGURES}#", qos=0),)
+        asked: list[Packet] = [
+            Subscribe(packet_id=1, subscriptions=entries),
+            Unsubscribe(packet_id=2, filters=(entries[0].filter,)),
+        ]
+        found = self._exchange(self._ready(), asked[:1], Suback)
+        found += self._exchange(self._ready(), [Pingreq()], Pingresp)
+        self._exchange(self._ready(), asked[1:], Unsuback)
+        publishes = [packet for packet in found if isinstance(packet, Publish)]
+        return {packet.topic.removeprefix(_FIGURES): packet.payload.decode() for packet in publishes}
 
     def end_session(self, client_id: str) -> None:
         """Connect as this client with a clean start, and leave."""

@@ -35,8 +35,24 @@ class Game(NamedTuple):
 
 
 _TENANT = "acme"
+HELD = (
+    "clients/total",
+    "clients/disconnected",
+    "clients/connecting",
+    "subscriptions/count",
+    "shared_subscriptions/count",
+    "retained messages/count",
+    "retained messages/bytes",
+    "subscriptions/bytes",
+    "topic aliases/bytes",
+    "partial packets/bytes",
+    "store/messages/bytes",
+    "bytes/waiting",
+    "bytes/unread",
+)
+"""``$SYS`` topics of ours with what is held for clients at a time: all of it is let go of with them."""
 GAMES: dict[str, Game] = {
-    "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {}, 25),
+    "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {"held": HELD}, 25),
     "queues": Game(
         queue_draw.drawn,
         QueuePlayer,

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -100,14 +100,21 @@ class Player(Sockets):
         run_token: str,
         patience_s: float = PATIENCE_S,
         restart: Callable[[float], Endpoint] | None = None,
+        held: Collection[str] = (),
     ) -> None:
-        """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``restart`` kills and starts the broker."""
+        """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``restart`` kills and starts the broker.
+
+        ``held``: ``$SYS`` topics below ``broker/`` with what is held at a time, which is as before when a life is over.
+        """
         self.endpoint, self.capabilities, self.patience_s = endpoint, capabilities, patience_s
         self.restart = restart
         self._run_token = run_token
         self._lives = itertools.count(1)
         self.ahead_s = 0.0
         self.control = self._new_control()
+        self._held = held
+        self._before: dict[str, str] | None = None
+        """What was held before the life, where no other life has said."""
         self._begin()
 
     def _new_control(self) -> Control:
@@ -145,6 +152,8 @@ class Player(Sockets):
             for index, client in enumerate(life.clients)
             if client.will is not None and index in used
         }
+        if self._before is None and self._held:
+            self._before = self.control.figures()
         try:
             if wills:
                 observer = self._wire(_OBSERVER)
@@ -156,6 +165,7 @@ class Player(Sockets):
                 self._perform(step)
                 self._settle()
             self._audit()
+            self._look_for_leaks()
         except _RefusedError:
             self.note("the broker refuses a client that was taken over a moment ago: the life is over")
         finally:
@@ -241,12 +251,32 @@ class Player(Sockets):
             with contextlib.suppress(*refusals):
                 self.control.end_session(self._client_id(client))
         topics = self.referee.retained_topics()
+        for wire in self._wires.values():
+            if wire.open:
+                self.drop(wire)
         self.control.publish(*(topic for topic in topics if not topic.startswith("$")), retain=True)
         for topic in [topic for topic in topics if topic.startswith("$")]:
             with contextlib.suppress(
                 TargetUnreachableError
             ):  # a server may end the connection of who publishes to such
                 self.control.publish(topic, retain=True)
+
+    def _look_for_leaks(self) -> None:
+        """Whatever a broker says it holds, it holds for the clients of a life, who are gone. Raises a violation."""
+        deadline = time.monotonic() + self.patience_s
+        before, self._before = self._before, None
+        while before is not None:
+            after = self.control.figures()
+            wrong = [
+                f"{name} {after.get(name)}, before {before.get(name)}"
+                for name in self._held
+                if after.get(name) != before.get(name)
+            ]
+            if not wrong:
+                self._before = before
+                return
+            if time.monotonic() > deadline:
+                raise ViolationError(Rule.FIGURES, 5, "; ".join(wrong), waited=True)
 
     # Steps
 

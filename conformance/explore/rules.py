@@ -30,6 +30,7 @@ class Rule(Enum):
     UNASKED = ("packet-unasked", ("MQTT-2.3.1-6", "MQTT-2.3.1-7"), ("MQTT-2.2.1-5", "MQTT-2.2.1-6"))
     SUBACK = ("suback", ("MQTT-3.8.4-1", "MQTT-3.8.4-5"), ("MQTT-3.8.4-1", "MQTT-3.8.4-6"))
     UNSUBACK = ("unsuback", ("MQTT-3.10.4-4", "MQTT-3.10.4-5"), ("MQTT-3.10.4-4", "MQTT-3.10.4-5"))
+    FIGURES = ("figures", ("4.7.2",), ("4.7.2",))
     UNSUBACK_CODE = ("unsuback-code", (), ("MQTT-3.11.3-1", "MQTT-3.10.4-1"))
     PINGRESP = ("pingresp", ("MQTT-3.12.4-1",), ("MQTT-3.12.4-1",))
     PUBACK = ("puback", ("MQTT-4.3.2-2",), ("MQTT-4.3.2-4",))
