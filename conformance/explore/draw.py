@@ -376,4 +376,7 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     stream = Random(f"{seed}/{number}/stream")
     if number % 3 == 0 and stream.choice((True, False)):
         steps += [dresser.step(step) for step in _Draw(stream, capabilities, bent).stream()]
+    if stream.choice((True, *[False] * 5)):
+        some = stream.randrange(CLIENTS)
+        clients[some] = msgspec.structs.replace(clients[some], pieces=True)
     return plan.Life(clients=tuple(clients), steps=tuple(steps))

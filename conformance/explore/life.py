@@ -97,6 +97,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alias_maximum: int = 0
     max_packet_bytes: int = 0
     """0 = not sent."""
+    pieces: bool = False
+    """Its packets come in two pieces each, and where it resets its connection one comes in part."""
     will: WillPlan | None = None
 
     @property

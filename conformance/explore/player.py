@@ -38,6 +38,7 @@ from assay.conformance.wire import (
     Subscription,
     Unsubscribe,
     Will,
+    encode,
 )
 
 PATIENCE_S = 4.0
@@ -54,6 +55,8 @@ _LONG_S = 90
 _WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
 """Filters that match every topic of a life, but for those with $, which are the server's affair."""
 _END = "end/{t}"
+_BEGUN = "assay/{t}/a"
+"""The topic of packets that nobody ends."""
 _WILL_EXPIRY_S = 100_000
 RICH = Properties(
     payload_format_indicator=1,
@@ -352,6 +355,7 @@ class Player(Sockets):
             sock=sock,
             decoder=Decoder(fields.version),
             most_bytes=link.most_bytes,
+            pieces=fields.pieces,
             link=link,
         )
         self._wires[client] = wire
@@ -433,10 +437,19 @@ class Player(Sockets):
             self._let_the_broker_notice()
 
     def _reset(self, wire: _Wire) -> None:
+        if wire.pieces:
+            begun = encode(Publish(topic=self._named(_BEGUN), payload=self._payload(2_000)), wire.version)
+            self.note(f"{wire.link.name}: the beginning of a PUBLISH")
+            wire.pieces = False
+            self.send(wire, begun[: len(begun) // 2])
+            self.control.round_trip()
         self.note(f"{wire.link.name}: reset by the client")
         self.drop(wire, reset=True)
         self.referee.ended(wire.link, self.now, by_broker=False)
         self._let_the_broker_notice()
+
+    def let_pass(self) -> None:
+        self.control.round_trip()
 
     def _let_the_broker_notice(self) -> None:
         """What ended a moment ago is seen by a broker before the second round trip of somebody else."""
