@@ -9,6 +9,7 @@ from assay.conformance.explore import draw, life, shrink
 from assay.conformance.explore.amqp import draw as amqp_draw
 from assay.conformance.explore.amqp import life as amqp_life
 from assay.conformance.explore.amqp.player import AmqpPlayer
+from assay.conformance.explore.held import HELD
 from assay.conformance.explore.player import Player
 from assay.conformance.explore.queues import draw as queue_draw
 from assay.conformance.explore.queues import life as queue_life
@@ -35,22 +36,6 @@ class Game(NamedTuple):
 
 
 _TENANT = "acme"
-HELD = (
-    "clients/total",
-    "clients/disconnected",
-    "clients/connecting",
-    "subscriptions/count",
-    "shared_subscriptions/count",
-    "retained messages/count",
-    "retained messages/bytes",
-    "subscriptions/bytes",
-    "topic aliases/bytes",
-    "partial packets/bytes",
-    "store/messages/bytes",
-    "bytes/waiting",
-    "bytes/unread",
-)
-"""``$SYS`` topics of ours with what is held for clients at a time: all of it is let go of with them."""
 GAMES: dict[str, Game] = {
     "mqtt": Game(draw.drawn, Player, life.Replay, shrink.shrink, {}, {"held": HELD}, 25),
     "queues": Game(
@@ -65,7 +50,7 @@ GAMES: dict[str, Game] = {
                 "tenants": [{"name": _TENANT, "clients": [f"{_TENANT}-*"]}],
             }
         },
-        {"tidies": False, "tenant": _TENANT},
+        {"tidies": False, "tenant": _TENANT, "held": HELD},
         4,  # every queue that they leave is opened at each start
     ),
     "amqp091": Game(

@@ -14,6 +14,7 @@ import msgspec
 from assay.conformance.case import CLOCK_TOPIC
 from assay.conformance.explore import life as plan
 from assay.conformance.explore.control import Control, connected, with_credentials
+from assay.conformance.explore.held import Held
 from assay.conformance.explore.referee import Referee
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.sockets import MAX_EXTENSIONS, SLOW_ROUND_TRIP_S, Sockets, Wire
@@ -107,7 +108,7 @@ class Player(Sockets):
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``restart`` kills and starts the broker.
 
-        ``held``: ``$SYS`` topics below ``broker/`` with what is held at a time, which is as before when a life is over.
+        ``held``: names for :class:`Held`.
         """
         self.endpoint, self.capabilities, self.patience_s = endpoint, capabilities, patience_s
         self.restart = restart
@@ -115,9 +116,7 @@ class Player(Sockets):
         self._lives = itertools.count(1)
         self.ahead_s = 0.0
         self.control = self._new_control()
-        self._held = held
-        self._before: dict[str, str] | None = None
-        """What was held before the life, where no other life has said."""
+        self._held = Held(held)
         self._begin()
 
     def _new_control(self) -> Control:
@@ -155,8 +154,7 @@ class Player(Sockets):
             for index, client in enumerate(life.clients)
             if client.will is not None and index in used
         }
-        if self._before is None and self._held:
-            self._before = self.control.figures()
+        self._held.begin(self.control)
         try:
             if wills:
                 observer = self._wire(_OBSERVER)
@@ -168,7 +166,7 @@ class Player(Sockets):
                 self._perform(step)
                 self._settle()
             self._audit()
-            self._look_for_leaks()
+            self._held.end(self.control, self.patience_s)
         except _RefusedError:
             self.note("the broker refuses a client that was taken over a moment ago: the life is over")
         finally:
@@ -263,23 +261,6 @@ class Player(Sockets):
                 TargetUnreachableError
             ):  # a server may end the connection of who publishes to such
                 self.control.publish(topic, retain=True)
-
-    def _look_for_leaks(self) -> None:
-        """Whatever a broker says it holds, it holds for the clients of a life, who are gone. Raises a violation."""
-        deadline = time.monotonic() + self.patience_s
-        before, self._before = self._before, None
-        while before is not None:
-            after = self.control.figures()
-            wrong = [
-                f"{name} {after.get(name)}, before {before.get(name)}"
-                for name in self._held
-                if after.get(name) != before.get(name)
-            ]
-            if not wrong:
-                self._before = before
-                return
-            if time.monotonic() > deadline:
-                raise ViolationError(Rule.FIGURES, 5, "; ".join(wrong), waited=True)
 
     # Steps
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from assay.conformance.case import CLOCK_TOPIC
+from assay.conformance.explore.held import Held
 from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Asking, Producer
 from assay.conformance.explore.queues.books import violation
@@ -69,15 +70,18 @@ class QueuePlayer(Asking):
         restart: Callable[[float], Endpoint] | None = None,
         tidies: bool = True,
         tenant: str = "",
+        held: Collection[str] = (),
     ) -> None:
         """As :class:`assay.conformance.explore.player.Player`; ``tidies``: its queues are deleted after a life.
 
-        ``tenant``: whose clients have ids that begin with its name and ``-``; without, no life has one.
+        ``tenant``: whose clients have ids that begin with its name and ``-``; without, no life has one. ``held``: names
+        for :class:`Held`.
         """
         self._tidies, self._tenant = tidies, tenant
         super().__init__(endpoint, capabilities, patience_s)
         self._run_token, self._lives, self.restart = run_token, itertools.count(1), restart
         self._late = 0
+        self._held = Held(held)
         self._begin(plan.QueueLife(queues=(), groups=(), consumers=(), steps=()))
 
     def _begin(self, life: plan.QueueLife) -> None:
@@ -100,6 +104,7 @@ class QueuePlayer(Asking):
     def play(self, life: plan.QueueLife) -> None:
         """Play a life and its audit. Raises :class:`ViolationError`, :class:`TargetUnreachableError`."""
         self._begin(life)
+        self._held.begin(self.control)
         try:
             self.oracle.now = self.now
             for queue in self.oracle.queues:
@@ -114,6 +119,7 @@ class QueuePlayer(Asking):
                 self._perform(step)
                 self._settle()
             self._audit()
+            self._held.end(self.control, self.patience_s)
         finally:
             self.end_life()
 
@@ -222,6 +228,7 @@ class QueuePlayer(Asking):
         for client in self.clients.values():
             if client.open:
                 self.write(client, Disconnect())
+                self.drop(client)
 
     # Clients
 

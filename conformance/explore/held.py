@@ -1,0 +1,57 @@
+"""What a broker says it holds for its clients: nobody but ``$SYS`` shows what is never let go of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from assay.conformance.explore.control import Control
+from assay.conformance.explore.rules import Rule, ViolationError
+
+HELD = (
+    "clients/total",
+    "clients/disconnected",
+    "clients/connecting",
+    "subscriptions/count",
+    "shared_subscriptions/count",
+    "retained messages/count",
+    "retained messages/bytes",
+    "subscriptions/bytes",
+    "topic aliases/bytes",
+    "partial packets/bytes",
+    "store/messages/bytes",
+    "bytes/waiting",
+    "bytes/unread",
+)
+"""``$SYS`` topics of ours with what is held for clients at a time: all of it is let go of with them."""
+_POLL_S = 0.01
+"""Between two looks: a broker learns of the end of a connection a moment later."""
+
+
+class Held:
+    """Of one broker, whose lives leave nothing behind."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """``names``: below ``$SYS/broker/``; none where a broker does not tell."""
+        self._names = names
+        self._before: dict[str, str] | None = None
+
+    def begin(self, control: Control) -> None:
+        """A life begins: what is held now is for nobody."""
+        if self._names and self._before is None:
+            self._before = control.figures()
+
+    def end(self, control: Control, patience_s: float) -> None:
+        """Its clients are gone, and all that it left was removed. Raises :class:`ViolationError`."""
+        deadline = time.monotonic() + patience_s
+        before, self._before = self._before, None
+        while before is not None:
+            after = control.figures()
+            wrong = [name for name in self._names if after.get(name) != before.get(name)]
+            if not wrong:
+                self._before = before
+                return
+            if time.monotonic() > deadline:
+                text = "; ".join(f"{name} {after.get(name)}, before {before.get(name)}" for name in wrong)
+                raise ViolationError(Rule.FIGURES, 5, text, waited=True)
+            time.sleep(_POLL_S)
