@@ -123,6 +123,42 @@ class _Stream:
                 yield draw.step()
 
 
+class _Tail:
+    """The end of other lives: messages that are numbered, and names of what never was."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance = draw, chance
+        self._queue = chance.choice((0, 0, 1))
+
+    def numbered(self) -> plan.Numbered:
+        pick = self._chance.choice
+        whats = (plan.Number.NEXT,) * 4 + (plan.Number.AGAIN,) * 3 + (plan.Number.EARLY, plan.Number.FENCED)
+        return plan.Numbered(
+            producer=pick((0, 0, 0, 1)),
+            queue=self._queue,
+            partition=pick((0, 0, 0, 1)),
+            what=pick(whats),
+            back=pick((0, 0, 1, 2, 30)),
+            afresh=pick((False,) * 7 + (True,)),
+        )
+
+    def stray(self) -> plan.Stray:
+        pick = self._chance.choice
+        verb = pick(("", "ack", "nack", "reject", "extend", "claim", "commit", "replay"))
+        return plan.Stray(queue=self._queue, verb=verb, offset=pick((0, 1, 7)))
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        for _ in range(pick((4, 8, 12, 40))):
+            yield (
+                self.numbered() if pick((True, True, True, False)) else pick((self.stray(), draw.settle(), draw.step()))
+            )
+            if draw.bent.restart and pick((True, *[False] * 9)):
+                yield plan.Restart(amid=pick((None, self.numbered())))
+                draw.gone()
+                yield draw.join(pick((0, 0, 1, 2)))
+
+
 class _Draw:
     def __init__(self, chance: Random, can: Mapping[str, CapabilityValue], more: _More) -> None:
         self._chance, self.bent, self.more = chance, _Bent(chance, can), more
@@ -351,6 +387,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     stream = Random(f"queues/{seed}/{number}/stream")
     if number % 3 == 0 and stream.choice((True, False)):
         steps += _Stream(draw, stream).steps()
+    elif number % 3 == 1 and stream.choice((True, False)):
+        steps += _Tail(draw, stream).steps()
     return plan.QueueLife(
         queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(steps)
     )

@@ -192,6 +192,37 @@ class Grow(_Step, frozen=True, kw_only=True, tag="grow"):
     partitions: int = 2
 
 
+class Number(Enum):
+    """What a producer sends that numbers its messages."""
+
+    NEXT = "the next message"
+    AGAIN = "an earlier one"
+    EARLY = "one behind the next"
+    FENCED = "the next one of its epoch before"
+
+
+class Numbered(_Step, frozen=True, kw_only=True, tag="numbered"):
+    """Whose last message was not answered sends that again, whatever it is to send."""
+
+    producer: int = 0
+    queue: int = 0
+    partition: int = 0
+    what: Number = Number.NEXT
+    back: int = 0
+    """Which of the earlier ones; 0 = the last."""
+    afresh: bool = False
+    """In a new epoch."""
+
+
+class Stray(_Step, frozen=True, kw_only=True, tag="stray"):
+    """A request names a message, or a partition, that never was."""
+
+    queue: int = 0
+    verb: str = ""
+    """ack, nack, reject, extend, claim, commit or replay; empty: a publish."""
+    offset: int = 0
+
+
 class Look(_Step, frozen=True, kw_only=True, tag="look"):
     """The figures of a queue."""
 
@@ -207,7 +238,7 @@ class Advance(_Step, frozen=True, kw_only=True, tag="advance"):
 class Restart(_Step, frozen=True, kw_only=True, tag="restart"):
     """kill -9, and a start on the same data."""
 
-    amid: Publish | Settle | End | Cancel | None = None
+    amid: Publish | Settle | End | Cancel | Numbered | None = None
     """What was asked for a moment before, and whose answer nobody saw."""
 
 
@@ -226,6 +257,8 @@ Step = (
     | Claim
     | Commit
     | Grow
+    | Numbered
+    | Stray
     | Look
     | Advance
     | Restart

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 from assay.conformance.case import CLOCK_TOPIC
 from assay.conformance.explore.held import Held
 from assay.conformance.explore.queues import life as plan
-from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Asking, Producer
+from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Producer
 from assay.conformance.explore.queues.books import violation
 from assay.conformance.explore.queues.clients import ADMIN, PATIENCE_S, QueueClient, violation_of
 from assay.conformance.explore.queues.deliveries import NUMBER
 from assay.conformance.explore.queues.oracle import Oracle
+from assay.conformance.explore.queues.producers import NumberedRequests
 from assay.conformance.explore.queues.requests import (
     RETAINED_S,
     RICH_FIELDS,
@@ -57,7 +58,7 @@ Answered = Callable[[bool | None, Iterable[str]], None]
 """Called with whether a settlement was accepted (None: nobody knows), and what was not pending."""
 
 
-class QueuePlayer(Asking):
+class QueuePlayer(NumberedRequests):
     """Plays lives of queues, one after the other, on one broker."""
 
     def __init__(
@@ -96,6 +97,7 @@ class QueuePlayer(Asking):
         self._settled: dict[int, list[Copy]] = {}
         """Consumer to what it settled, for it to be settled once more."""
         self._numbers = itertools.count()
+        self.begin_numbers()
         self.unheard = False
         """Nobody waits for answers: the broker is about to be killed."""
 
@@ -158,6 +160,10 @@ class QueuePlayer(Asking):
                 self._commit(step)
             case plan.Grow():
                 self._grow(step)
+            case plan.Numbered():
+                self.number(step)
+            case plan.Stray():
+                self.name_what_is_not(step)
             case plan.Look():
                 self._look(self.oracle.queues[step.queue % len(self.oracle.queues)])
             case plan.Advance():
@@ -518,8 +524,8 @@ class QueuePlayer(Asking):
             return
         self.barrier(*self.clients.values())
         if amid is not None:
-            for client in [self.client("p0"), self.client("p1")]:
-                assert client.open
+            for name in ("n0", "n1") if isinstance(amid, plan.Numbered) else ("p0", "p1"):
+                assert self.client(name).open
             self.unheard = True
             try:
                 self._perform(amid)

@@ -40,6 +40,7 @@ class QueueRule(Enum):
     OPEN = ("open-transaction-shows", "Q-TXN-01", "Q-TXN-04")
     HALF = ("transaction-half-done", "Q-TXN-02", "Q-TXN-05", "Q-TXN-09")
     TRANSACTION = ("transaction-state", "Q-TXN-07", "Q-TXN-08")
+    NUMBERED = ("numbered-message", "Q-IDEM-01", "Q-IDEM-05", "Q-IDEM-07")
     RECEIPT = ("receipt", "Q-SETTLE-10", "Q-SETTLE-12")
     PARTITION = ("partition", "Q-PART-01", "Q-ASSIGN-01")
     CLAIM = ("claim", "Q-GROUP-06", "Q-GROUP-07", "Q-GROUP-09")
