@@ -97,7 +97,7 @@ class _Run:
         self.events: list[HistoryEvent] = []
         self.broker = BrokerProcess(
             options.out,
-            scenario.topology.broker,
+            {**scenario.topology.broker, "listeners": [{"port": 0, "protocols": ["mqtt", "amqp091"]}]},
             options.mutants,
             disk_goes_wrong=any(fault.kind in DISK_FAULTS for fault in scenario.faults),
             seed=options.seed,

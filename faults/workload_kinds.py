@@ -216,11 +216,104 @@ class MqttWorkload(_Clients, frozen=True, kw_only=True, tag_field="kind", tag="m
         return self.wills.delay_s[1] + 1.5 * self.keep_alive_s if self.wills else 0.0
 
 
-Workload = QueueWorkload | MqttWorkload
+class AmqpTransactions(_Part, frozen=True, kw_only=True):
+    """Publishers put runs of messages into transactions; ``commit``, ``rollback`` and ``abandon`` are weights."""
+
+    share: float = 0.5
+    """Of the runs of messages; the others go over the channel with confirms."""
+    messages: tuple[int, int] = (1, 6)
+    commit: float = 0.7
+    rollback: float = 0.15
+    abandon: float = 0.15
+    """The connection ends before it."""
+
+
+class PassingQueues(_Part, frozen=True, kw_only=True):
+    """Queues with an exchange of their own, bound to that of the workload: declared while messages are published,
+    unbound (at one end, at the other, or by deleting the exchange), deleted, and declared anew.
+    """
+
+    number: int = 1
+    at_s: float = 0.3
+    """Since publishing began."""
+    stay_s: Range = (0.3, 0.8)
+    """From the binding until it is removed, or the consumer is cancelled so that messages gather in the queue."""
+    linger_s: Range = (0.1, 0.4)
+    """From then until queue and exchange are deleted."""
+    away_s: Range = (0.1, 0.4)
+    """From the deletion until all is declared anew."""
+
+
+class AmqpWorkload(_Clients, frozen=True, kw_only=True, tag_field="kind", tag="amqp091"):
+    """AMQP 0.9.1: one exchange, queues that get every message of it, and one for what they give up.
+
+    In a history the exchange is ``queue``, and a queue of the broker is a ``group``.
+    """
+
+    kind: ClassVar[str] = "amqp091"
+    name: str
+    """Of the exchange, and the first part of all other names."""
+    exchange: Literal["direct", "fanout", "topic"] = "topic"
+    publishers: int = 1
+    """With confirms, one message for each."""
+    messages_per_publisher: int = 100
+    rate_per_s: float = 100.0
+    keys: int = 4
+    """Routing keys, each with a binding of its own."""
+    queues: int = 1
+    queue_type: Literal["classic", "quorum"] = "classic"
+    consumers_per_queue: int = 1
+    prefetch: int = 10
+    multiple: float = 0.2
+    """Of the acknowledgements: those that are for all deliveries before, too."""
+    process_s: Range = (0.0, 0.005)
+    settlement: Settlement = Settlement()
+    """``nack`` puts the message back, ``reject`` sends it to the dead letters, ``ignore`` keeps it until the end."""
+    transactions: AmqpTransactions | None = None
+    """Of publishers."""
+    movers: int = 0
+    """Consumers of a further queue that put a copy of each message into another, with the acknowledgement of it in one
+    transaction. ``transactions``, or its defaults, says how that ends."""
+    priorities: dict[str, float] = {}
+    """Weights of lanes, by name: priorities 4 to 0 of queues with ``x-max-priority`` 4."""
+    delivery_limit: int = 0
+    """``x-delivery-limit``; 0: none."""
+    passing_queues: PassingQueues | None = None
+
+    @property
+    def space(self) -> str:
+        """What no other workload may use."""
+        return self.name
+
+    @property
+    def operations(self) -> int:
+        """Messages that are to be published."""
+        return self.publishers * self.messages_per_publisher
+
+    @property
+    def schedule_s(self) -> float:
+        """How long the publishers mean to publish."""
+        return self.messages_per_publisher / self.rate_per_s
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the broker may have to keep a message back, deliveries aside."""
+        return 2.0 * self.keep_alive_s
+
+
+Workload = QueueWorkload | MqttWorkload | AmqpWorkload
 
 _MOST: Final = {"producers": 1_000, "consumers_per_group": 1_000, "keys": 100_000, "max_unconfirmed": 10_000}
 _MOST_MQTT: Final = {"publishers": 1_000, "topics": 10_000, "max_unconfirmed": 10_000}
 _MOST_READERS: Final = {"sessions": 1_000, "clean_sessions": 1_000, "share_members": 1_000}
+_MOST_AMQP: Final = {
+    "publishers": 1_000,
+    "queues": 100,
+    "consumers_per_queue": 1_000,
+    "keys": 1_000,
+    "prefetch": 65_535,
+    "max_unconfirmed": 10_000,
+}
 _MAX_MESSAGES: Final = 10_000_000
 _MAX_PAYLOAD_BYTES: Final = 1_048_576
 
@@ -230,6 +323,8 @@ def workload_problems(workload: Workload) -> Iterator[str]:
     yield from _client_problems(workload)
     if isinstance(workload, QueueWorkload):
         yield from _queue_problems(workload)
+    elif isinstance(workload, AmqpWorkload):
+        yield from _amqp_problems(workload)
     else:
         yield from _mqtt_problems(workload)
 
@@ -267,7 +362,15 @@ def _weight_problems(name: str, weights: Sequence[float]) -> Iterator[str]:
 def _share_problems(part: msgspec.Struct, name: str, *fields: str) -> Iterator[str]:
     for field in fields:
         if not 0 <= getattr(part, field) <= 1:
-            yield f"{name}.{field}: must be 0 to 1"
+            yield f"{name}{field}: must be 0 to 1"
+
+
+def _lane_problems(priorities: dict[str, float]) -> Iterator[str]:
+    if priorities:
+        yield from _weight_problems("priorities", tuple(priorities.values()))
+        unknown = [name for name in priorities if name not in LANES]
+        if unknown:
+            yield f"priorities.{unknown[0]}: is none of {', '.join(LANES)}"
 
 
 def _number_problems(part: msgspec.Struct, most: dict[str, int], least: int = 1) -> Iterator[str]:
@@ -295,21 +398,17 @@ def _queue_problems(workload: QueueWorkload) -> Iterator[str]:
     yield from _topic_problems("queue", workload.queue)
     if workload.transactions is not None:
         part = workload.transactions
-        yield from _share_problems(part, "transactions", "share")
+        yield from _share_problems(part, "transactions.", "share")
         yield from _range_problems("transactions.messages", part.messages, 1)
         yield from _weight_problems("transactions", (part.commit, part.abort, part.abandon))
         if part.timeout_s <= 0:
             yield "transactions.timeout_s: must be above 0"
     if workload.delays is not None:
-        yield from _share_problems(workload.delays, "delays", "share", "deliver_at", "cancel")
+        yield from _share_problems(workload.delays, "delays.", "share", "deliver_at", "cancel")
         yield from _range_problems("delays.delay_s", workload.delays.delay_s)
         if workload.delays.delay_s[1] > LONGEST_DELAY_S:
             yield f"delays.delay_s: at most {LONGEST_DELAY_S:g}"
-    if workload.priorities:
-        yield from _weight_problems("priorities", tuple(workload.priorities.values()))
-        unknown = [name for name in workload.priorities if name not in LANES]
-        if unknown:
-            yield f"priorities.{unknown[0]}: is none of {', '.join(LANES)}"
+    yield from _lane_problems(workload.priorities)
     for number, group in enumerate(workload.passing_groups):
         if min(group.at_s, group.stay_s, group.away_s) < 0:
             yield f"passing_groups[{number}]: times must not be negative"
@@ -332,7 +431,7 @@ def _mqtt_problems(workload: MqttWorkload) -> Iterator[str]:
         part = workload.retained
         yield from _number_problems(part, {"writers": 100, "topics": 1_000, "writes_per_writer": _MAX_MESSAGES})
         yield from _number_problems(part, {"readers": 100}, least=0)
-        yield from _share_problems(part, "retained", "removal")
+        yield from _share_problems(part, "retained.", "removal")
         yield from _range_problems("retained.pause_s", part.pause_s)
         if min(part.rate_per_s, part.read_s) <= 0:
             yield "retained.rate_per_s, read_s: must be above 0"
@@ -342,3 +441,27 @@ def _mqtt_problems(workload: MqttWorkload) -> Iterator[str]:
         yield from _absence_problems("wills.absences", workload.wills.absences, take_over=False)
         if workload.wills.delay_s[1] and workload.protocol == "3.1.1":
             yield "wills.delay_s: MQTT 3.1.1 knows no delay of wills"
+
+
+def _amqp_problems(workload: AmqpWorkload) -> Iterator[str]:
+    yield from _number_problems(workload, _MOST_AMQP)
+    yield from _number_problems(workload, {"movers": 100, "delivery_limit": 1_000}, least=0)
+    if not 1 <= workload.publishers * workload.messages_per_publisher <= _MAX_MESSAGES:
+        yield f"messages_per_publisher: 1 to {_MAX_MESSAGES} messages in total"
+    if not workload.name or not workload.name.isascii() or not workload.name.replace("-", "").isalnum():
+        yield "name: letters, digits and hyphens"
+    yield from _range_problems("process_s", workload.process_s)
+    yield from _share_problems(workload, "", "multiple")
+    weights = workload.settlement
+    yield from _weight_problems("settlement", (weights.ack, weights.nack, weights.reject, weights.ignore))
+    yield from _lane_problems(workload.priorities)
+    if (part := workload.transactions) is not None:
+        yield from _share_problems(part, "transactions.", "share")
+        yield from _range_problems("transactions.messages", part.messages, 1)
+        yield from _weight_problems("transactions", (part.commit, part.rollback, part.abandon))
+    if (passing := workload.passing_queues) is not None:
+        yield from _number_problems(passing, {"number": 100})
+        for name in ("stay_s", "linger_s", "away_s"):
+            yield from _range_problems(f"passing_queues.{name}", getattr(passing, name))
+    if workload.priorities and workload.queue_type == "quorum":
+        yield "priorities: a quorum queue has none"

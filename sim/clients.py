@@ -134,7 +134,7 @@ class SimClient:
         link = Link(self._kernel, self._conditions, self._profile, self.client.role, name)
         link.to_client.target = self
         self._link = link
-        self._node.accept(link)
+        self._node.accept(link, self.client.protocol)
         self.client.connection_made(self._kernel.now)
         self.pump()
         self._come_unstuck()

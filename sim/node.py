@@ -311,17 +311,19 @@ class SimNode:
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def accept(self, link: Link) -> None:
-        """A client's connection arrived. While paused, the operating system accepts and the process does not see it."""
+    def accept(self, link: Link, protocol: str) -> None:
+        """A client's connection arrived, to a listener of that protocol. While paused, the operating system accepts and
+        the process does not see it.
+        """
         self._accepting[link] = None
-        pending = _Pending(self, link)
+        pending = _Pending(self, link, protocol)
         link.to_node.target = pending
         self.do(pending.admit)
 
-    def admit(self, link: Link) -> _Session:
+    def admit(self, link: Link, protocol: str) -> _Session:
         """The process sees a new connection."""
         self._accepting.pop(link, None)
-        connection = self.broker.accept(link.name, self.now)
+        connection = self.broker.accept(link.name, self.now, protocol=protocol)
         session = self._sessions[connection] = _Session(self, link, connection)
         link.to_node.target = session
         return session
@@ -457,13 +459,14 @@ class SimNode:
 class _Pending:
     """The node's end of a link that the process has not accepted yet."""
 
-    def __init__(self, node: SimNode, link: Link) -> None:
+    def __init__(self, node: SimNode, link: Link, protocol: str) -> None:
         self._node = node
         self._link = link
+        self._protocol = protocol
         self._session: _Session | None = None
 
     def admit(self) -> None:
-        self._session = self._node.admit(self._link)
+        self._session = self._node.admit(self._link, self._protocol)
 
     def received(self, data: bytes) -> None:
         """Bytes arrived first; inputs keep their order, so the session exists when this one's turn comes."""

@@ -30,6 +30,7 @@ from assay.conformance.checkers import (
     redelivery_without_cause,
     resurrection,
     retained,
+    topology,
     transactions,
     wills,
 )
@@ -57,6 +58,7 @@ CHECKERS: dict[str, Callable[[Tables, Contract], list[Anomaly]]] = {
     dlq_without_cause.CHECKER: dlq_without_cause.check,
     delivery_count.CHECKER: delivery_count.check,
     transactions.CHECKER: transactions.check,
+    topology.CHECKER: topology.check,
     delays.CHECKER: delays.check,
     priority.CHECKER: priority.check,
     cursor.CHECKER: cursor.check,
@@ -74,6 +76,7 @@ OF_ONE_VALUE = (
     resurrection.check,
     dlq_without_cause.check,
     delivery_count.check,
+    topology.check_unbound,
     delays.check,
     cursor.check,
     mqtt_duplicate.check,

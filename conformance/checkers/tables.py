@@ -29,6 +29,8 @@ below), ``time_ns`` only measures.
     One row per transaction that a COMMIT was invoked for: ``inv_idx`` and ``status``.
 ``sessions``
     Per MQTT session (CONNECT events with a ``group``) its connections in order, from CONNECT and SESSION_END.
+``things``
+    Per queue and ``key`` of AMQP's exchanges and queues the DECLAREs, DELETEs and LOOKs, in order of invocation.
 ``wills``, ``reads``
     One row per WILL, and per READ ``ok``, with their invocations.
 
@@ -56,6 +58,9 @@ RETAINED_PREFIX = "$retained/"
 SHARE_PREFIX = "$share/"
 REMOVES = "removes"
 """``reason`` of a retained publish that removes what is there."""
+UNBOUND = "unbound"
+"""``reason`` of an UNSUBSCRIBE that removed a binding of AMQP."""
+STEPS = frozenset({OpKind.DECLARE, OpKind.DELETE, OpKind.LOOK})
 SETTLING = frozenset({OpKind.ACK, OpKind.NACK, OpKind.REJECT})
 END_IDX = 2**62
 END_NS = 2**62
@@ -96,6 +101,7 @@ class Settlement(msgspec.Struct, kw_only=True, gc=False):
     value: str
     inv_idx: int
     inv_ns: int
+    txn: str = ""
     status: OpType = OpType.INFO
     cpl_idx: int = -1
     cpl_ns: int = -1
@@ -121,6 +127,15 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
 
     inv_idx: int
     status: OpType = OpType.INFO
+
+
+class Step(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``things``: a DECLARE, DELETE or LOOK."""
+
+    kind: OpKind
+    inv_idx: int
+    status: OpType = OpType.INFO
+    cpl_idx: int = END_IDX
 
 
 class Link(msgspec.Struct, kw_only=True, gc=False):
@@ -250,6 +265,9 @@ class Tables:
         self.sessions: dict[str, list[Link]] = {}
         self.links: dict[str, Link] = {}
         """The connection of each process of a session."""
+        self.things: dict[tuple[str, str], list[Step]] = {}
+        self.unbound: dict[Scope, int] = {}
+        """First UNSUBSCRIBE ok that removed a binding."""
         self.wills: dict[str, Will] = {}
         self.reads: list[Read] = []
         self.events = 0
@@ -308,6 +326,7 @@ class Builder:
         self._open_commits: dict[int, Commit] = {}
         self._open_links: dict[int, Link] = {}
         self._open_reads: dict[int, int] = {}
+        self._open_steps: dict[int, Step] = {}
         self._cancels: dict[int, HistoryEvent] = {}
         """Completions of CANCELs, or where there is none their invocations, by the index of the invocation."""
 
@@ -366,6 +385,7 @@ class Builder:
                 value=event.value,
                 inv_idx=event.index,
                 inv_ns=event.time_ns,
+                txn=event.txn,
             )
             self._open_settlements[event.index] = row
             subject = (event.queue, event.group, event.value)
@@ -438,6 +458,11 @@ class Builder:
                 tables.subscribed.setdefault(scope, event.index)
             elif event.type is OpType.INVOKE and event.reason == "latest":
                 tables.latest.setdefault(scope, event.index)
+        elif kind is OpKind.UNSUBSCRIBE:
+            if event.type is OpType.OK and event.reason == UNBOUND:
+                tables.unbound.setdefault((event.queue, event.group), event.index)
+        elif kind in STEPS and event.key:
+            self.step(event)
         elif kind is OpKind.CONNECT and event.group:
             self.connect(event)
         elif kind is OpKind.WILL:
@@ -468,6 +493,15 @@ class Builder:
         opened.present = event.reason == "present"
         if event.type is not OpType.OK:
             opened.end_idx, opened.end_ns, opened.alive_ns = event.index, event.time_ns, opened.inv_ns
+
+    def step(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            step = self._open_steps[event.index] = Step(kind=event.f, inv_idx=event.index)
+            self.tables.things.setdefault((event.queue, event.key), []).append(step)
+            return
+        opened = self._open_steps.pop(event.op, None)
+        if opened is not None:
+            opened.status, opened.cpl_idx = event.type, event.index
 
     def will(self, event: HistoryEvent) -> None:
         if event.type is OpType.INVOKE:
@@ -520,6 +554,7 @@ class Builder:
         tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
         tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
         tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
+        tables.unbound = common.unbound
         take = other.take
         for event in events:
             take(event)

@@ -1,4 +1,4 @@
-"""The MQTT client that all clients of workloads share: connection, handshake, keep-alive, publishes, absences.
+"""What clients of all protocols share in workloads: connection, handshake, operations, keep-alive, absences.
 
 Sans-IO: a driver (asyncio sockets, or the simulator) moves bytes and time:
 
@@ -13,41 +13,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
 from enum import Enum, StrEnum
-from typing import Final
+from typing import ClassVar
 
 import msgspec
 
-from assay.conformance.wire import (
-    Connack,
-    Connect,
-    Decoder,
-    Disconnect,
-    MalformedPacketError,
-    Packet,
-    Pingreq,
-    Pingresp,
-    Properties,
-    Puback,
-    Pubcomp,
-    Publish,
-    Pubrec,
-    Pubrel,
-    Suback,
-    encode,
-)
+from assay.conformance.wire import Properties, Publish
 from assay.faults.workload.history import EventFields, HistoryRecorder
 from assay.faults.workload_kinds import Absences, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
-
-_MAX_PACKET_ID: Final = 65_535
-_REFUSED: Final = 0x80
-"""Reason codes from here on refuse (5.0, section 2.4)."""
-MAX_RECEIVE: Final = 256
-"""Receive Maximum that a client asks for."""
-MAX_PACKET_BYTES: Final = 2 * 1_048_576
-"""Maximum Packet Size that a client asks for."""
 
 
 class ClientRole(StrEnum):
@@ -141,6 +115,8 @@ class WorkloadClient:
     """Base of the clients of a workload. ``history`` receives every operation and its one completion."""
 
     role: ClientRole
+    protocol: ClassVar[str]
+    """As the broker's listeners name it."""
 
     def __init__(
         self,
@@ -150,10 +126,8 @@ class WorkloadClient:
         max_in_flight: int,
         *,
         coming: Coming | None = None,
-        version: int = 5,
     ) -> None:
         self.client_id = client_id
-        self.version = version
         self.resumes = False
         """What is in flight is kept when a connection ends, and sent again in the next one of the session."""
         self.timing = timing
@@ -165,16 +139,15 @@ class WorkloadClient:
         self._incarnation = 0
         self._phase_deadline: float | None = None
         self._output = bytearray()
-        self._decoder = Decoder(version, max_packet_bytes=MAX_PACKET_BYTES)
         self._coming = coming
         self._move_at: float | None = None
         self._absent_until = 0.0
         self._heard_at = 0.0
         self._in_flight: dict[int, Operation] = {}
         self._abandoned: set[int] = set()
-        """Packet identifiers of publishes that became ``info``: not free before the broker's answer or the end."""
-        self._last_packet_id = 0
+        """Numbers of publishes that became ``info``: not free before the broker's answer or the end."""
         self._receive_maximum = 0
+        """What the broker takes unanswered."""
         self._handshake: Operation | None = None
         self._has_session = False
         self._end_detail = ""
@@ -197,12 +170,11 @@ class WorkloadClient:
         if self.phase is not ClientPhase.WANTED:
             self.closing = True
             return
-        self._decoder = Decoder(self.version, max_packet_bytes=MAX_PACKET_BYTES)
         self._output.clear()
         self.closing = False
         self._end_detail = ""
         self._heard_at = now
-        self._connect(now, {})
+        self._greet(now)
 
     def connection_lost(self, now: float) -> None:
         """The transport ended, or could not be opened: whatever was in flight may or may not have happened."""
@@ -240,14 +212,7 @@ class WorkloadClient:
         self._heard_at = now
         self._ping_deadline = None
         self._ping_at = now + self._ping_after_s
-        try:
-            packets: list[Packet] | tuple[Packet, ...] = self._decoder.feed(data)
-        except MalformedPacketError as error:
-            packets = error.packets_before
-            self._take(packets, now)
-            self._abort(f"malformed packet from the broker: {error}")
-            return
-        self._take(packets, now)
+        self._read(data, now)
 
     def take_output(self) -> bytes:
         """Bytes to send now; may be empty."""
@@ -301,7 +266,7 @@ class WorkloadClient:
     def stop(self, now: float) -> None:
         """Leave in good order: DISCONNECT, then close."""
         if self.phase in (ClientPhase.SUBSCRIBING, ClientPhase.READY):
-            self._send(Disconnect())
+            self._say_goodbye()
         if self.phase not in (ClientPhase.IDLE, ClientPhase.WAITING, ClientPhase.STOPPED):
             self._abort("disconnect")
         self.phase = ClientPhase.STOPPED
@@ -353,28 +318,26 @@ class WorkloadClient:
         """Name of the logical process; a new one after every unknown outcome and every session."""
         return f"{self.client_id}.{self._incarnation}"
 
-    def _connect(self, now: float, fields: EventFields) -> None:
-        """Send CONNECT and record it; ``fields`` go with the event."""
-        self._send(self._connect_packet())
-        self._begin_handshake(ClientPhase.CONNECTING, OpKind.CONNECT, now, fields)
+    # What a protocol does
 
-    def _connect_packet(self) -> Connect:
-        asked = Properties(receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES)
-        return Connect(
-            client_id=self.client_id,
-            version=self.version,
-            keep_alive_s=self.timing.keep_alive_s,
-            properties=asked if self.version == 5 else Properties(),
-        )
+    def _greet(self, now: float) -> None:
+        """The transport is open: the first bytes, and the handshake's beginning."""
+        raise NotImplementedError
 
-    def _accepted(self, packet: Connack, now: float) -> None:
-        """CONNACK said yes; called before :meth:`_connected`."""
-        if self._handshake is not None:
-            self._handshake.fields["reason"] = "present" if packet.session_present else "new"
-        self._end_handshake(OpType.OK, now)
+    def _read(self, data: bytes, now: float) -> None:
+        """Bytes from the broker."""
+        raise NotImplementedError
+
+    def _say_goodbye(self) -> None:
+        """What ends a session in good order."""
+        raise NotImplementedError
+
+    def _ping(self) -> None:
+        """A sign of life that the broker answers."""
+        raise NotImplementedError
 
     def _connected(self, now: float) -> None:
-        """CONNACK said yes. A consumer subscribes here; a producer is ready."""
+        """The broker said yes. A consumer subscribes here; a producer is ready."""
         self._become_ready(now)
 
     def _move(self, now: float) -> None:
@@ -388,23 +351,11 @@ class WorkloadClient:
     def _go(self, how: Exit, now: float, pause_s: float) -> None:
         self._absent_until = now + pause_s
         if how is Exit.LEAVE:
-            self._send(Disconnect())
+            self._say_goodbye()
         self._abort(how.value)
 
     def _work(self, now: float) -> None:
         """Send whatever is due; called when ready."""
-
-    def on_publish(self, packet: Publish, now: float) -> None:
-        """A message arrived."""
-        self._abort(f"unexpected message on {packet.topic!r}")
-
-    def _on_suback(self, packet: Suback, now: float) -> None:
-        """A SUBACK arrived."""
-        self._abort("unexpected SUBACK")
-
-    def _on_other(self, packet: Packet, now: float) -> None:
-        """What only some clients expect."""
-        self._abort(f"unexpected {packet.type.name} from the broker")
 
     def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
         """An operation got its one completion, which is in the history by now."""
@@ -424,31 +375,6 @@ class WorkloadClient:
         allowed = min(self._receive_maximum, self._max_in_flight)
         return allowed - len(self._in_flight) - len(self._abandoned)
 
-    def _publish(
-        self,
-        f: OpKind | None,
-        topic: str,
-        payload: bytes,
-        properties: Properties,
-        fields: EventFields,
-        now: float,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-    ) -> None:
-        """Invoke an operation that a publish carries out; its PUBACK or PUBCOMP completes it, at QoS 0 nothing does."""
-        index = -1 if f is None else self.history.record(now, self.process, f, OpType.INVOKE, **fields)
-        packet_id = self._free_packet_id() if qos else 0
-        packet = Publish(
-            topic=topic, payload=payload, qos=qos, packet_id=packet_id, retain=retain, properties=properties
-        )
-        if qos:
-            deadline = now + self.timing.operation_timeout_s
-            self._in_flight[packet_id] = Operation(
-                f=f, process=self.process, index=index, deadline=deadline, fields=fields, packet=packet
-            )
-        self._send(packet)
-
     def _begin_handshake(self, phase: ClientPhase, f: OpKind, now: float, fields: EventFields) -> None:
         self.phase = phase
         deadline = self._phase_deadline = now + self.timing.handshake_timeout_s
@@ -466,116 +392,12 @@ class WorkloadClient:
         self._phase_deadline = None
         self._work(now)
 
-    def _send(self, packet: Packet) -> None:
-        self._output += encode(packet, self.version)
-
     def _abort(self, detail: str) -> None:
         """Ask the driver to close the connection; ``detail`` goes into the history."""
         self.closing = True
         self._end_detail = self._end_detail or detail
 
     # Inside
-
-    def _take(self, packets: Iterable[Packet], now: float) -> None:
-        for packet in packets:
-            self._packet(packet, now)
-            if self.closing:
-                return
-        if self.ready:
-            self._work(now)
-
-    def _packet(self, packet: Packet, now: float) -> None:
-        match packet:
-            case Publish() if self._has_session:
-                self.on_publish(packet, now)
-            case Puback() | Pubcomp():
-                self._on_answer(packet, now)
-            case Pubrec():
-                self._on_pubrec(packet, now)
-            case Pubrel():
-                self._on_pubrel(packet, now)
-            case Pingresp():
-                self._on_pingresp(now)
-            case Connack() if self.phase is ClientPhase.CONNECTING:
-                self._on_connack(packet, now)
-            case Suback() if self.phase is ClientPhase.SUBSCRIBING:
-                self._on_suback(packet, now)
-            case Disconnect():
-                self._abort(f"disconnected by the broker, reason 0x{packet.reason_code:02x}")
-            case _:
-                self._on_other(packet, now)
-
-    def _on_connack(self, packet: Connack, now: float) -> None:
-        if packet.reason_code >= _REFUSED:
-            detail = f"connection refused, reason 0x{packet.reason_code:02x}"
-            self._end_handshake(OpType.FAIL, now, detail)
-            self._abort(detail)
-            return
-        granted = packet.properties.receive_maximum
-        self._receive_maximum = _MAX_PACKET_ID if granted is None else granted
-        self._has_session = True
-        # The broker may ask for more life signs than we offered (5.0, section 3.2.2.3.14); 0 turns its check off.
-        self._ping_after_s = min(self.timing.keep_alive_s, packet.properties.server_keep_alive or _MAX_PACKET_ID) / 2
-        self._accepted(packet, now)
-        if self.closing:
-            return
-        if packet.session_present:
-            self._resend(now)
-        else:
-            self._give_up_in_flight(now, "the session was gone")
-        self._connected(now)
-
-    def _resend(self, now: float) -> None:
-        """What a connection before this one left unanswered (MQTT-4.4.0-1)."""
-        for operation in self._in_flight.values():
-            packet = operation.packet
-            assert packet is not None
-            operation.deadline = now + self.timing.operation_timeout_s
-            if operation.released:
-                self._send(Pubrel(packet_id=packet.packet_id))
-                continue
-            self._send(msgspec.structs.replace(packet, dup=True))
-            if packet.qos == 1 and operation.f is not None:
-                # Whatever became of the first one, this one makes another message of it.
-                self.history.record(now, self.process, operation.f, OpType.INVOKE, **operation.fields)
-
-    def _give_up_in_flight(self, now: float, detail: str) -> None:
-        given_up = [*self._in_flight.values()]
-        self._in_flight.clear()
-        for operation in given_up:
-            self._complete(operation, OpType.INFO, now, detail)
-
-    def _on_pubrec(self, packet: Pubrec, now: float) -> None:
-        operation = self._in_flight.get(packet.packet_id)
-        if operation is None or operation.packet is None or operation.packet.qos != 2:
-            self._abort(f"PUBREC for packet identifier {packet.packet_id}, which is not in use")
-        elif packet.reason_code >= _REFUSED:
-            self._on_answer(packet, now)
-        else:
-            operation.released = True
-            self._send(Pubrel(packet_id=packet.packet_id))
-
-    def _on_pubrel(self, packet: Pubrel, now: float) -> None:
-        self._on_other(packet, now)
-
-    def _on_pingresp(self, now: float) -> None:
-        """A ping was answered."""
-
-    def _on_answer(self, packet: Puback | Pubrec | Pubcomp, now: float) -> None:
-        operation = self._in_flight.pop(packet.packet_id, None)
-        if operation is None:
-            if packet.packet_id not in self._abandoned:
-                name = packet.type.name
-                self._abort(f"{name} for packet identifier {packet.packet_id}, which is not in use")
-            self._abandoned.discard(packet.packet_id)
-            return
-        operation.answer = packet.properties
-        # PUBREC said that the broker has it; a PUBCOMP 0x92 then says that it completed it before (5.0, 3.7.2.1).
-        if packet.reason_code < _REFUSED or operation.released:
-            self._complete(operation, OpType.OK, now, "")
-        else:
-            reason = packet.properties.reason_string or ""
-            self._complete(operation, OpType.FAIL, now, f"reason 0x{packet.reason_code:02x} {reason}".rstrip())
 
     def _complete(self, operation: Operation, type_: OpType, now: float, detail: str) -> None:
         if operation.f is not None and self._is_complete(operation, type_):
@@ -613,16 +435,8 @@ class WorkloadClient:
             if now >= self._ping_deadline:
                 self._abort(f"no answer to a ping for {self._ping_after_s:g} s")
         elif self._has_session and self._ping_at is not None and now >= self._ping_at:
-            self._send(Pingreq())
+            self._ping()
             self._ping_deadline = now + self._ping_after_s
-
-    def _free_packet_id(self) -> int:
-        for _ in range(_MAX_PACKET_ID):
-            self._last_packet_id = self._last_packet_id % _MAX_PACKET_ID + 1
-            if self._last_packet_id not in self._in_flight and self._last_packet_id not in self._abandoned:
-                return self._last_packet_id
-        message = "every packet identifier is in use; the window should have prevented this"
-        raise AssertionError(message)
 
     def _retire(self) -> None:
         """The process had an unknown outcome: its name must not be used again."""

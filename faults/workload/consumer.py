@@ -22,9 +22,10 @@ from assay.conformance.wire import (
     Unsuback,
     Unsubscribe,
 )
-from assay.faults.workload.client import ClientPhase, ClientRole, Coming, Operation, Timing, WorkloadClient
+from assay.faults.workload.client import ClientPhase, ClientRole, Coming, Operation, Timing
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.faults.workload.mqtt_client import MqttClient
 from assay.faults.workload.payload import PayloadError, decode_payload
 from assay.faults.workload_kinds import PassingGroup, QueueWorkload, Settlement
 from assay.reference_broker.trace.schema import OpKind, OpType
@@ -51,8 +52,8 @@ class Choice(StrEnum):
 
 
 _VERB: Final = {OpKind.ACK: "$ack", OpKind.NACK: "$nack", OpKind.REJECT: "$reject"}
-_CHOICES: Final = tuple(Choice)
-_OPERATION: Final = {Choice.ACK: OpKind.ACK, Choice.NACK: OpKind.NACK, Choice.REJECT: OpKind.REJECT}
+CHOICES: Final = tuple(Choice)
+OPERATION: Final = {Choice.ACK: OpKind.ACK, Choice.NACK: OpKind.NACK, Choice.REJECT: OpKind.REJECT}
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
 
 
-class ConsumerClient(WorkloadClient):
+class ConsumerClient(MqttClient):
     """One member of one consumer group, or the watcher of a dead-letter queue.
 
     A settlement without answer ends the session: only so is it certain which later deliveries it may have caused.
@@ -184,7 +185,7 @@ class ConsumerClient(WorkloadClient):
 
     def _choose(self) -> Choice:
         # Drawn even while draining, so that the stream of random numbers does not depend on when the drain began.
-        choice = self._rng.choices(_CHOICES, cum_weights=self._weights)[0]
+        choice = self._rng.choices(CHOICES, cum_weights=self._weights)[0]
         return Choice.ACK if self._draining else choice
 
     def _record_delivery(self, packet: Publish, now: float) -> Delivery:
@@ -231,7 +232,7 @@ class ConsumerClient(WorkloadClient):
         while self._due and self._due[0][0] <= now and self._window() > 0:
             _, _, delivery = heapq.heappop(self._due)
             choice = Choice.ACK if self._draining else delivery.choice
-            self._settle(delivery, _OPERATION[choice], now)
+            self._settle(delivery, OPERATION[choice], now)
 
     def _work_deadline(self) -> float | None:
         return self._due[0][0] if self._due and self._window() > 0 else None

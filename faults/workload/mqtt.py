@@ -26,18 +26,16 @@ from assay.conformance.wire import (
     Will,
 )
 from assay.faults.workload.client import (
-    MAX_PACKET_BYTES,
-    MAX_RECEIVE,
     ClientPhase,
     ClientRole,
     Coming,
     Exit,
     Operation,
     Timing,
-    WorkloadClient,
 )
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.faults.workload.mqtt_client import MAX_PACKET_BYTES, MAX_RECEIVE, MqttClient
 from assay.faults.workload.payload import PayloadError, decode_payload, encode_payload
 from assay.faults.workload.producer import OpenLoopPublisher
 from assay.faults.workload_kinds import MqttWorkload, Retained, Wills
@@ -56,7 +54,7 @@ def version_of(workload: MqttWorkload) -> int:
     return _LEVEL[workload.protocol]
 
 
-class PublisherClient(OpenLoopPublisher):
+class PublisherClient(OpenLoopPublisher, MqttClient):
     """Publishes with QoS 0, 1 and 2 and a session of its own: what is unanswered is sent again in the next connection.
 
     An answered publish is ``ok`` (QoS 2: at PUBCOMP); one at QoS 0 has no completion. With ``retained`` it replaces and
@@ -165,7 +163,7 @@ class Session:
         self.subscribed = False
 
 
-class SubscriberClient(WorkloadClient):
+class SubscriberClient(MqttClient):
     """One device of a session: subscribes once, takes what comes, answers as the standard has it."""
 
     role = ClientRole.CONSUMER
@@ -360,7 +358,7 @@ def identity_of(packet: Publish) -> EventFields:
     return {"value": payload.value, "key": payload.key, "producer": payload.producer, "seq": payload.seq}
 
 
-class RetainedReader(WorkloadClient):
+class RetainedReader(MqttClient):
     """Subscribes to all retained topics again and again, each time in a new session, and notes what is there.
 
     Topics without a message are noted once a ping that was sent after ``read_s`` is answered: what the broker had to
@@ -380,7 +378,7 @@ class RetainedReader(WorkloadClient):
         self._queue = RETAINED_PREFIX + workload.name
         self._topics = tuple(f"{workload.name}/r/{number}" for number in range(part.topics))
         self._seen: dict[str, str] = {}
-        self._read: Operation | None = None
+        self._reading: Operation | None = None
         self._ask_at: float | None = None
         self._last_began = False
         self._last_done = False
@@ -414,12 +412,12 @@ class RetainedReader(WorkloadClient):
             self._end_handshake(OpType.FAIL, now, f"reason 0x{max(packet.reason_codes):02x}")
             self._abort("the subscription was refused")
             return
-        self._read, self._handshake = self._handshake, None
+        self._reading, self._handshake = self._handshake, None
         self._ask_at = now + self._part.read_s
         self._become_ready(now)
 
     def _session_ended(self, now: float) -> None:
-        self._read = self._ask_at = None
+        self._reading = self._ask_at = None
 
     def _work(self, now: float) -> None:
         if self._ask_at is not None and now >= self._ask_at:
@@ -431,10 +429,10 @@ class RetainedReader(WorkloadClient):
         return self._ask_at
 
     def _on_pingresp(self, now: float) -> None:
-        read = self._read
+        read = self._reading
         if read is None or self._ask_at is not None:
             return
-        self._read = None
+        self._reading = None
         for topic in self._topics:
             if topic not in self._seen:
                 self._note(read, now, topic, {})
@@ -451,7 +449,7 @@ class RetainedReader(WorkloadClient):
             self._send(Puback(packet_id=packet.packet_id))
         elif packet.qos == 2:
             self._send(Pubrec(packet_id=packet.packet_id))
-        read = self._read or self._handshake
+        read = self._reading or self._handshake
         if not packet.retain or read is None or packet.topic in self._seen:
             return
         fields = identity_of(packet)
@@ -467,7 +465,7 @@ class RetainedReader(WorkloadClient):
         return super().wants_connection(now) and not self._last_done
 
 
-class WillClient(WorkloadClient):
+class WillClient(MqttClient):
     """Leaves a will with each connection, and goes with or without DISCONNECT."""
 
     role = ClientRole.PRODUCER

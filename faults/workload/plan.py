@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
 from assay.faults.scenario import Scenario
+from assay.faults.workload.amqp import AmqpConsumer, AmqpMover, AmqpPublisher, Topology
+from assay.faults.workload.amqp_passing import AmqpPassing
 from assay.faults.workload.client import Coming, WorkloadClient
 from assay.faults.workload.consumer import DLQ_GROUP, ConsumerClient, PassingConsumer
 from assay.faults.workload.drain import Ledger
@@ -21,7 +24,7 @@ from assay.faults.workload.mqtt import (
     WillClient,
 )
 from assay.faults.workload.producer import ProducerClient
-from assay.faults.workload_kinds import MqttWorkload, QueueWorkload, Workload
+from assay.faults.workload_kinds import AmqpWorkload, MqttWorkload, QueueWorkload, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 SUBSCRIBE_PATIENCE_S: Final = 5.0
@@ -30,7 +33,7 @@ MAX_LINGER_S: Final = 3.0
 _LINGER_MARGIN_S: Final = 0.5
 
 
-Talker = ProducerClient | PublisherClient | WillClient
+Talker = ProducerClient | PublisherClient | WillClient | AmqpPublisher
 
 
 class PlanPhase(Enum):
@@ -59,12 +62,23 @@ class _Part:
         self.queues: list[str] = []
         """What the final read reads, as the history names it."""
         self.drained: OpType | None = None
+        self.ledgers: list[Ledger] = []
         if isinstance(workload, QueueWorkload):
-            self.ledger = Ledger(workload.groups, dead_letters=dead_letters)
+            self.ledger = self._ledger(workload.groups, dead_letters=dead_letters)
             self._build_queue(plan, workload, dead_letters=dead_letters)
+        elif isinstance(workload, AmqpWorkload):
+            topology = Topology(workload)
+            groups = [queue.group for queue in topology.bound]
+            self.ledger = self._ledger(groups, dead_letters=dead_letters)
+            self._build_amqp(plan, topology, dead_letters=dead_letters)
         else:
-            self.ledger = Ledger((), dead_letters=False)
+            self.ledger = self._ledger((), dead_letters=False)
             self._build_mqtt(plan, workload)
+
+    def _ledger(self, groups: Iterable[str], *, dead_letters: bool) -> Ledger:
+        ledger = Ledger(groups, dead_letters=dead_letters)
+        self.ledgers.append(ledger)
+        return ledger
 
     def _build_queue(self, plan: WorkloadPlan, workload: QueueWorkload, *, dead_letters: bool) -> None:
         history, ledger = plan.history, self.ledger
@@ -86,6 +100,37 @@ class _Part:
             watcher = ConsumerClient(name, workload, rng, history, ledger, group=DLQ_GROUP, dead_letters=True)
             self.readers.append(watcher)
             self.queues.append(watcher.queue)
+
+    def _build_amqp(self, plan: WorkloadPlan, topology: Topology, *, dead_letters: bool) -> None:
+        history, ledger, workload = plan.history, self.ledger, topology.workload
+        self.queues.append(workload.name)
+        for _ in range(workload.publishers):
+            name, rng = plan.name("p")
+            choices = plan.stream(name, "choices")
+            self.talkers.append(AmqpPublisher(name, topology, rng, history, ledger, choices))
+        for queue in topology.queues:
+            for _ in range(workload.consumers_per_queue):
+                name, rng = plan.name("c")
+                kept = {"settlement": workload.settlement, "coming": plan.coming(name, workload)}
+                self.readers.append(AmqpConsumer(name, topology, queue, rng, history, ledger, **kept))
+        if workload.movers:
+            moved = self._ledger([topology.moved.group], dead_letters=False)
+            for _ in range(workload.movers):
+                name, rng = plan.name("m")
+                self.readers.append(AmqpMover(name, topology, rng, history, (ledger, moved)))
+            name, rng = plan.name("c")
+            self.readers.append(AmqpConsumer(name, topology, topology.moved, rng, history, moved))
+            self.queues.append(topology.moved.space)
+            if dead_letters:
+                self.queues.append(f"$dlq/{topology.moved.space}")  # nothing is ever given up of it
+        if dead_letters:
+            name, rng = plan.name("d")
+            self.readers.append(AmqpConsumer(name, topology, topology.dead, rng, history, ledger, dead_letters=True))
+            self.queues.append(topology.dead.space)
+        if (part := workload.passing_queues) is not None:
+            for _ in range(part.number):
+                name, rng = plan.name("g")
+                self.readers.append(AmqpPassing(name, topology, part, rng, history, ledger))
 
     def _build_mqtt(self, plan: WorkloadPlan, workload: MqttWorkload) -> None:
         history, ledger = plan.history, self.ledger
@@ -116,6 +161,16 @@ class _Part:
             for _ in range(wills.clients):
                 name, rng = plan.name("l")
                 self.talkers.append(WillClient(name, workload, wills, rng, history, ledger))
+
+    @property
+    def open_count(self) -> int:
+        """(value, group) pairs without end."""
+        return sum(ledger.open_count for ledger in self.ledgers)
+
+    @property
+    def last_progress(self) -> float:
+        """When something last happened."""
+        return max(ledger.last_progress for ledger in self.ledgers)
 
     @property
     def lingers(self) -> bool:
@@ -177,7 +232,7 @@ class WorkloadPlan:
     @property
     def open_count(self) -> int:
         """(value, group) pairs that still wait to be settled or dead-lettered."""
-        return sum(part.ledger.open_count for part in self._parts)
+        return sum(part.open_count for part in self._parts)
 
     def start(self, now: float) -> None:
         """Start every client."""
@@ -199,7 +254,8 @@ class WorkloadPlan:
                 producer.cease(now)
             self._drain_deadline = now + self.scenario.drain_timeout_s
             for part in self._parts:
-                part.ledger.progress(now)
+                for ledger in part.ledgers:
+                    ledger.progress(now)
             for consumer in self.consumers:
                 consumer.drain(now)
         if self.phase is PlanPhase.DRAINING:
@@ -237,7 +293,7 @@ class WorkloadPlan:
         """
         if part.drained is not None or not all(reader.at_rest for reader in part.readers):
             return math.inf
-        return part.ledger.last_progress + self._silence_s(part)
+        return part.last_progress + self._silence_s(part)
 
     def _silence_s(self, part: _Part) -> float:
         """Silence that ends the final read: short when every value met its end, long enough for any redelivery else.
@@ -245,7 +301,7 @@ class WorkloadPlan:
         The short one still waits for a delivery timeout (if that is short), so that a broker which delivers a settled
         message again is caught.
         """
-        if part.ledger.open_count == 0 and not part.lingers:
+        if part.open_count == 0 and not part.lingers:
             return min(self.scenario.contract.delivery_timeout_s + _LINGER_MARGIN_S, MAX_LINGER_S)
         return self.scenario.quiet_s
 
@@ -261,7 +317,7 @@ class WorkloadPlan:
     def _drain_part(self, part: _Part, now: float) -> None:
         if now >= self._silent_at(part):
             part.drained = OpType.OK
-            detail = f"{part.ledger.open_count} pairs of value and group without end"
+            detail = f"{part.open_count} pairs of value and group without end"
         elif now >= self._drain_deadline:
             part.drained = OpType.INFO
             absent = [reader.client_id for reader in part.readers if not reader.prepared]

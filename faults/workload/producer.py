@@ -13,6 +13,7 @@ from assay.conformance.wire import Properties
 from assay.faults.workload.client import ClientRole, Operation, Timing, WorkloadClient
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import EventFields, HistoryRecorder, intended_detail
+from assay.faults.workload.mqtt_client import MqttClient
 from assay.faults.workload.payload import encode_payload
 from assay.faults.workload_kinds import LANES, QueueWorkload
 from assay.reference_broker.trace.schema import OpKind, OpType
@@ -120,7 +121,7 @@ class _Transaction(msgspec.Struct, kw_only=True):
     unanswered: int = 0
 
 
-class ProducerClient(OpenLoopPublisher):
+class ProducerClient(OpenLoopPublisher, MqttClient):
     """Publishes ``messages_per_producer`` values to a queue.
 
     A confirm is ``ok``, a refusal ``fail``, a timeout or a lost connection ``info``. The messages of a transaction

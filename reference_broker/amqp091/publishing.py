@@ -23,7 +23,7 @@ from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FRAME_OVERHEAD_BYTES, content_frames
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import MAX_WORK
-from assay.reference_broker.queues import QueueAddress, QueueError
+from assay.reference_broker.queues import QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.routing.carried import as_mqtt_carries
@@ -337,7 +337,8 @@ class Publishing:
         def part(some: Sequence[int]) -> Confirm:
             def confirmed(error: QueueError | None) -> None:
                 connection.confirmed(len(some))
-                if error is not None:
+                if error is not None and error.code is not QueueErrorCode.UNKNOWN_QUEUE:
+                    # A queue that is deleted meanwhile has done with it, and does not speak for the others.
                     run.failed.update([positions[each] for each in some])
                 run.left -= len(some)
                 if not run.left:

@@ -45,7 +45,11 @@ class OpKind(StrEnum):
     """A new subscription asks for retained messages (``invoke``); one ``ok`` for each topic, without a value where
     there was none."""
     DELETE = "delete"
-    """A consumer group is deleted."""
+    """A consumer group is deleted; over AMQP what ``key`` names, ``exchange/<name>`` or ``queue/<name>``."""
+    DECLARE = "declare"
+    """Over AMQP: what ``key`` names is declared, durable."""
+    LOOK = "look"
+    """A client asks whether what ``key`` names is there: ``ok`` if it is, ``fail`` if not."""
     DELIVER = "deliver"
     """The broker pushed a message to a consumer; one event of type ``ok``, without invocation."""
     ACK = "ack"

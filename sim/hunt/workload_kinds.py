@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from assay.faults.scenario import MqttWorkload, QueueWorkload, Settlement
+from assay.faults.scenario import AmqpWorkload, MqttWorkload, QueueWorkload, Settlement
 
 _FEW_MESSAGES: Final = 15
 """Fewer per producer would make an anomaly depend on chance before the faults are gone."""
@@ -72,7 +72,13 @@ def _queue_simpler(workload: QueueWorkload) -> Iterator[QueueWorkload]:
     if len(workload.groups) > 1:
         for index in range(len(workload.groups)):
             yield replace(workload, groups=workload.groups[:index] + workload.groups[index + 1 :])
-    settlement = workload.settlement
+    yield from _plain_settlement(workload)
+    if workload.payload_bytes > 0:
+        yield replace(workload, payload_bytes=0)
+
+
+def _plain_settlement(workload: Any) -> Iterator[Any]:
+    settlement: Settlement = workload.settlement
     if settlement != Settlement() and settlement.ack > 0:
         yield replace(workload, settlement=Settlement())
     for name in ("nack", "reject", "ignore"):
@@ -84,15 +90,38 @@ def _queue_simpler(workload: QueueWorkload) -> Iterator[QueueWorkload]:
             rest = replace(settlement, **{name: 0.0})
             if rest.ack + rest.nack + rest.reject + rest.ignore > 0:
                 yield replace(workload, settlement=rest)
-    if workload.payload_bytes > 0:
-        yield replace(workload, payload_bytes=0)
 
 
-def _queue_constant(workload: QueueWorkload) -> Iterator[QueueWorkload]:
+def _constant_processing(workload: Any) -> Iterator[Any]:
     low, high = workload.process_s
     for fixed in dict.fromkeys((0.0, low, high)):
         if workload.process_s != (fixed, fixed):
             yield replace(workload, process_s=(fixed, fixed))
+
+
+def _amqp_quicker(workload: AmqpWorkload) -> AmqpWorkload:
+    messages = workload.messages_per_publisher
+    return replace(workload, messages_per_publisher=min(messages, max(messages // 4, _FEW_MESSAGES)))
+
+
+def _amqp_fewer(workload: AmqpWorkload) -> Iterator[AmqpWorkload]:
+    messages = workload.messages_per_publisher
+    for smaller in dict.fromkeys((1, messages // 4, messages // 2, messages * 3 // 4, messages - 1)):
+        if 1 <= smaller < messages:
+            yield replace(workload, messages_per_publisher=smaller)
+
+
+def _amqp_simpler(workload: AmqpWorkload) -> Iterator[AmqpWorkload]:
+    parts = ("passing_queues", "movers", "transactions", "priorities", "absences", "delivery_limit", "multiple")
+    yield from _at_default(workload, *parts, "exchange", "queue_type")
+    yield from _smaller_numbers(workload, 1, "publishers", "queues", "consumers_per_queue", "keys", "prefetch")
+    yield from _smaller_numbers(workload, 0, "movers")
+    if (passing := workload.passing_queues) is not None:
+        for part in _smaller_numbers(passing, 1, "number"):
+            yield replace(workload, passing_queues=part)
+    yield from _plain_settlement(workload)
+    if workload.payload_bytes > 0:
+        yield replace(workload, payload_bytes=0)
 
 
 def _mqtt_with(workload: MqttWorkload, messages: int, writes: int) -> MqttWorkload:
@@ -160,7 +189,15 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         quicker=_queue_quicker,
         fewer=_queue_fewer,
         simpler=_queue_simpler,
-        constant=_queue_constant,
+        constant=_constant_processing,
+    ),
+    AmqpWorkload: WorkloadKind(
+        lasts_s=lambda workload: workload.schedule_s,
+        operations=lambda workload: workload.operations,
+        quicker=_amqp_quicker,
+        fewer=_amqp_fewer,
+        simpler=_amqp_simpler,
+        constant=_constant_processing,
     ),
 }
 """By class of workload."""
