@@ -258,6 +258,20 @@ def test_a_confirm_waits_for_the_disk() -> None:
     assert [(each.name, each.values) for each in c.hear()] == [("basic.ack", (2, True))]
 
 
+def test_a_queue_that_is_deleted_meanwhile_does_not_speak_for_the_others() -> None:
+    """A simulated publisher was told nack of what other queues had."""
+    c = client()
+    for name in ("passes", "stays"):
+        c.declare(name)
+        c.say(1, "queue.bind", name, "amq.fanout", "", False, ())
+    c.say(1, "confirm.select", False)
+    assert c.publish("", b"x", exchange="amq.fanout", syncs=False) == []
+    said = c.say(1, "queue.delete", "passes", False, False, False)
+    confirms = [(each.name, each.values) for each in said if each.name != "queue.delete-ok"]
+    assert confirms == [("basic.ack", (1, False))]
+    assert c.get("stays").body == b"x"
+
+
 def test_a_get_is_given_what_was_published_before_it_and_is_being_written() -> None:
     """Lives found a queue that was empty though Declare-Ok had just counted a message."""
     c = client()
