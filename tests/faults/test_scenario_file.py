@@ -23,6 +23,7 @@ from assay.faults.scenario import (
 )
 from assay.faults.workload_kinds import (
     Absences,
+    AmqpWorkload,
     Delaying,
     MqttWorkload,
     PassingGroup,
@@ -130,6 +131,12 @@ def test_shipped_scenarios_agree_with_their_own_broker(name: str) -> None:
     for each in scenario.workload:
         if isinstance(each, MqttWorkload):
             assert (contract.acked_means is AckedMeans.DISK) == (config.sessions.durability is Durability.FSYNC)
+            continue
+        if isinstance(each, AmqpWorkload):
+            durable = {config.sessions.durability, queue_defaults(config.queues, each.name).durability} == {
+                Durability.FSYNC
+            }
+            assert (contract.acked_means is AckedMeans.DISK) == durable
             continue
         queue: QueueConfig = queue_defaults(config.queues, each.queue)
         assert contract.max_deliveries == queue.retry.max_retries + 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from assay.reference_broker.config import QueuesConfig, TransactionsConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
 from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.queues.transactions.transaction import TRANSITIONS, TransactionState
@@ -68,6 +70,27 @@ def test_an_aborted_transaction_never_shows_and_counts_for_nothing(either: Queue
     either.turn()
     assert late.values == ["behind"]
     assert either.engine.stats("q").groups[1].lag == 0
+
+
+def test_what_is_hidden_is_no_dead_letter_though_no_cache_holds_it(bench_with: Callable[..., QueueBench]) -> None:
+    """A swarm of small insides found empty dead letters that had expired: what was hidden and not in the cache."""
+    bench = bench_with(MemoryDisk(), expired_to_dead_letters=True)
+    letters, consumer = bench.consumer("d", queue="$dlq/q"), bench.consumer(room=0)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    bench.turn()
+    actor.abort(transaction)
+    bench.turn()
+    queue = bench.engine._queues["q"]
+    group = queue.groups["g"]
+    (place,) = group.every_place
+    place.cursor, place.partition.expiry = 0, None
+    place.partition.cached.clear()
+    queue.limits.arm(bench.now)
+    with mock.patch.object(MessageCache, "put"):
+        bench.turn()
+    assert (consumer.values, letters.values) == ([], [])
 
 
 def test_what_an_aborted_transaction_wrote_stays_hidden_after_a_restart(durable: QueueBench) -> None:

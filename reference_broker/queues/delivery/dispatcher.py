@@ -292,7 +292,7 @@ class Dispatcher:
                 stored = loaded[1]
             if now >= stored.expires_at:
                 self._skips += 1
-                self._group.owner.expire_next(self._group, place, now)
+                self._group.owner.expire_next(self._group, place, stored, now)
                 continue
             if self._group.pattern and not self.matches_key(stored.routing_key):
                 self._skip(place)
@@ -457,7 +457,7 @@ class Dispatcher:
             group.discard(entry, "unreadable")
             return False
         if now >= stored.expires_at:
-            group.owner.expire_entry(group, entry, now)
+            group.owner.expire_entry(group, entry, stored, now)
             return False
         if group.pattern and entry.delivery_count <= entry.released and not self.matches_key(stored.routing_key):
             # It came to wait, or was on its way to the dead letters, before it was the group's turn to look at it.
@@ -505,7 +505,7 @@ class Dispatcher:
             group.discard(entry, "unreadable")
             return False
         if now >= stored.expires_at:
-            group.owner.expire_entry(group, entry, now)
+            group.owner.expire_entry(group, entry, stored, now)
             return False
         entry.enqueued_at = stored.enqueued_at
         entry.delivery_count += 1

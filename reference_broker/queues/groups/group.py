@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from assay.reference_broker.queues.messages.stored_message import StoredMessage
+
 
 STALE_TIMEOUTS = 1_024
 
@@ -52,14 +54,14 @@ class GroupOwner(Trimmer, Protocol):
     def serve(self, group: ConsumerGroup, now: float) -> None:
         """Deliver what the group's consumers have room for."""
 
-    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, stored: StoredMessage, now: float) -> None:
         """The message at the cursor has expired: pass it, and count it unless that was done."""
 
     def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
         """The group does not get what is in front of an offset; returns how many messages of the lane that are, without
         those that had left before."""
 
-    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> None:
         """A message that waited for redelivery has expired."""
 
     def waits(self, entry: PendingEntry, now: float) -> None:

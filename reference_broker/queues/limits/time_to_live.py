@@ -105,7 +105,7 @@ class TimeToLive:
                     if agenda.room <= 0:
                         return now
                     agenda.work += 1
-                    self.expire_next(group, place, now)
+                    self.expire_next(group, place, stored, now)
                 if stored is not None:
                     next_at = min(next_at, stored.expires_at)
             # Where this ends early, the next time begins with who had no turn.
@@ -206,7 +206,7 @@ class TimeToLive:
                     except LogError:
                         break
                     if stored is not None and stored.expires_at <= now:
-                        self.expire_entry(group, entry, now)
+                        self.expire_entry(group, entry, stored, now)
                     elif stored is not None:
                         next_at = min(next_at, stored.expires_at)
         return next_at
@@ -215,8 +215,13 @@ class TimeToLive:
     def to_dead_letters(self) -> bool:
         return self._contents.config.expired_to_dead_letters and self._contents.config.dead_letters
 
-    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> None:
         """A message that waited for its next delivery has expired."""
+        if stored is HIDDEN:
+            # On a disk that lost records it was something else when it was delivered.
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable")
+            return
         reason = exhausted_reason(group.config.retry, entry.delivery_count - entry.released, 0.0)
         if reason is not None and not group.keeps_exhausted:
             # Only after a restart: its last delivery had failed before that.
@@ -228,13 +233,12 @@ class TimeToLive:
         group.counts.expired += 1
         group.discard(entry, "expired")
 
-    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, stored: StoredMessage, now: float) -> None:
         """The message at a cursor has expired: pass it, or give it to the dead-letter queue."""
         expiry = place.partition.expiry
-        hidden = place.partition.cached.get(place.cursor) is HIDDEN
         if expiry is not None and expiry.is_gone(place.cursor):
             place.cursor += 1
-        elif hidden:
+        elif stored is HIDDEN:
             # A record of another broker's transaction, which nobody counted out.
             self._pass(group, place, place.cursor + 1)
         elif self.to_dead_letters:

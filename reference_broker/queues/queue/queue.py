@@ -482,13 +482,13 @@ class DurableQueue(EnqueuePath):
 
     # -- limits --------------------------------------------------------------------------------------------------
 
-    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, stored: StoredMessage, now: float) -> None:
         """See :meth:`GroupOwner.expire_next`."""
-        self.limits.expire_next(group, place, now)
+        self.limits.expire_next(group, place, stored, now)
 
-    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> None:
         """See :meth:`GroupOwner.expire_entry`."""
-        self.limits.expire_entry(group, entry, now)
+        self.limits.expire_entry(group, entry, stored, now)
 
     def pass_time(self, group: ConsumerGroup, now: float) -> None:
         """See :class:`GroupOwner`."""

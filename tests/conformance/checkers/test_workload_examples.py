@@ -515,3 +515,98 @@ class TestWills:
             if published:
                 self.publish(history, 3.0)
             assert self.drained(history) == found
+
+
+class TestTopology:
+    """Exchanges, queues and bindings of AMQP."""
+
+    def step(self, history: History, f: OpKind, answer: OpType | None = OK) -> None:
+        op = history.add("c", f, INVOKE, queue="q", key="queue/x")
+        if answer is not None:
+            history.add("c", f, answer, op=op, queue="q", key="queue/x")
+
+    @pytest.mark.parametrize(
+        ("steps", "found"),
+        [
+            ([(OpKind.DECLARE, OK), (OpKind.LOOK, OK), (OpKind.DELETE, OK), (OpKind.LOOK, FAIL)], []),
+            ([(OpKind.DECLARE, OK), (OpKind.LOOK, FAIL)], [("T3", "queue/x")]),
+            ([(OpKind.DECLARE, OK), (OpKind.DELETE, OK), (OpKind.LOOK, OK)], [("T2", "queue/x")]),
+            ([(OpKind.DECLARE, INFO), (OpKind.LOOK, FAIL)], []),
+            ([(OpKind.DECLARE, OK), (OpKind.DELETE, INFO), (OpKind.LOOK, OK)], []),
+            ([(OpKind.DECLARE, OK), (OpKind.DELETE, None), (OpKind.LOOK, FAIL)], []),
+            ([(OpKind.DECLARE, OK), (OpKind.DELETE, OK), (OpKind.DECLARE, None), (OpKind.LOOK, OK)], []),
+            ([(OpKind.DECLARE, OK), (OpKind.DELETE, OK), (OpKind.LOOK, INFO)], []),
+        ],
+    )
+    def test_what_was_declared_is_there_and_what_was_deleted_is_not(
+        self, steps: list[tuple[OpKind, OpType | None]], found: list[tuple[str, str]]
+    ) -> None:
+        history = History()
+        for f, answer in steps:
+            self.step(history, f, answer)
+        assert history.found() == found
+
+    def test_a_loss_of_power_excuses_where_the_disk_was_not_promised(self) -> None:
+        history = History()
+        self.step(history, OpKind.DECLARE)
+        history.fault("power_loss")
+        self.step(history, OpKind.LOOK, FAIL)
+        for means, severity in ((AckedMeans.OS, Severity.QUALITY), (AckedMeans.DISK, Severity.SAFETY)):
+            rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=means))
+            assert [(row.anomaly, row.severity) for row in rows] == [("T3", severity)]
+
+    @pytest.mark.parametrize(
+        ("reason", "answer", "found"),
+        [("unbound", OK, [("T1", "p-1")]), ("unbound", INFO, []), ("", OK, [])],
+    )
+    def test_nothing_that_is_published_after_an_unbinding_comes(
+        self, reason: str, answer: OpType, found: list[tuple[str, str]]
+    ) -> None:
+        history = History()
+        before = history.send(0)
+        op = history.add("c", OpKind.UNSUBSCRIBE, INVOKE, queue="q", group="g", reason=reason)
+        history.add("c", OpKind.UNSUBSCRIBE, answer, op=op, queue="q", group="g", reason=reason)
+        for value in (before, history.send(1)):
+            history.deliver(value)
+        assert history.found() == found
+
+
+class TestAcknowledgementsInTransactions:
+    """A mover acknowledges ``p-0`` and publishes a copy, ``m-0``, in a commit whose answer is lost."""
+
+    @pytest.mark.parametrize(
+        ("copied", "again", "found"),
+        [
+            (True, False, []),
+            (False, True, []),
+            (True, True, [("E3", "p-0")]),
+            (False, False, [("E3", "p-0")]),
+        ],
+    )
+    def test_it_counts_with_its_copy_or_not_at_all(
+        self, copied: bool, again: bool, found: list[tuple[str, str]]
+    ) -> None:
+        history = History()
+        history.send(0)
+        history.deliver("p-0", to="m")
+        named = {"queue": "q", "group": "g", "value": "p-0", "txn": "t"}
+        ack = history.add("m", OpKind.ACK, INVOKE, **named)
+        copy = {"queue": "r", "key": "k", "value": "m-0", "producer": "m", "seq": 0, "txn": "t"}
+        sent = history.add("m", OpKind.PUBLISH, INVOKE, **copy)
+        commit = history.add("m", OpKind.COMMIT, INVOKE, txn="t")
+        for f, op, fields in (
+            (OpKind.COMMIT, commit, {"txn": "t"}),
+            (OpKind.ACK, ack, named),
+            (OpKind.PUBLISH, sent, copy),
+        ):
+            history.add("m", f, INFO, op=op, **fields)
+        history.add("m", OpKind.SESSION_END, OK)
+        if copied:
+            history.deliver("m-0", to="r", group="h", queue="r")
+        history.add("r", OpKind.SUBSCRIBE, OK, queue="r", group="h")
+        if again:
+            history.deliver("p-0", to="m2", count=2)
+            history.settle("p-0", by="m2")
+        for queue in ("q", "$dlq/q", "r", "$dlq/r"):
+            history.add("drain", OpKind.DRAIN, OK, queue=queue)
+        assert history.found() == found
