@@ -204,10 +204,10 @@ class AmqpClient(WorkloadClient):
         refused = answer.name == "channel.close"
         if refused and not (f is OpKind.DELETE and answer["reply-code"] == NOT_FOUND):
             detail = f"{answer['reply-code']} {answer['reply-text']}"
-            self.history.record(self._now, self.process, f, OpType.FAIL, op=index, detail=detail, **told)
+            self.history.record(self._now, self.process, f, OpType.FAIL, **told | {"op": index, "detail": detail})
             message = f"{method} was refused: {detail}"
             raise RefusedError(message)
-        self.history.record(self._now, self.process, f, OpType.OK, op=index, **told)
+        self.history.record(self._now, self.process, f, OpType.OK, **told | {"op": index})
         if refused:  # it was gone; the channel is, too
             yield from self._open(channel)
 
@@ -228,7 +228,7 @@ class AmqpClient(WorkloadClient):
         there = answer.name != "channel.close"
         if there or answer["reply-code"] == NOT_FOUND:
             type_ = OpType.OK if there else OpType.FAIL
-            self.history.record(self._now, self.process, OpKind.LOOK, type_, op=index, **told)
+            self.history.record(self._now, self.process, OpKind.LOOK, type_, **told | {"op": index})
         if not there:
             yield from self._open(channel)
         return there

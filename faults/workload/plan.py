@@ -111,8 +111,10 @@ class _Part:
         for queue in topology.queues:
             for _ in range(workload.consumers_per_queue):
                 name, rng = plan.name("c")
-                kept = {"settlement": workload.settlement, "coming": plan.coming(name, workload)}
-                self.readers.append(AmqpConsumer(name, topology, queue, rng, history, ledger, **kept))
+                coming, settlement = plan.coming(name, workload), workload.settlement
+                self.readers.append(
+                    AmqpConsumer(name, topology, queue, rng, history, ledger, settlement=settlement, coming=coming)
+                )
         if workload.movers:
             moved = self._ledger([topology.moved.group], dead_letters=False)
             for _ in range(workload.movers):
