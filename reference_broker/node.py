@@ -25,7 +25,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import RecordError, read_state
 from assay.reference_broker.mqtt.sessions.session_restore import restore
-from assay.reference_broker.queues import BackgroundJob, LogError, QueueEngine, QueueError
+from assay.reference_broker.queues import BackgroundJob, LogError, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import raise_if_not_tried
 from assay.reference_broker.queues.jobs.store import RecoveryNote
@@ -83,6 +83,8 @@ class BrokerNode:
         self.authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[Connection, None] = {}
         self._dirty: list[Connection] = []
+        self._awaiting_write: list[Confirm] = []
+        """Who waits for the end of this turn."""
         self._holding: dict[Connection, None] = {}
         """Connections whose output waits for a sync of the sessions: a sync looks at no others."""
         self._sessions: SessionStore | None = None
@@ -223,9 +225,16 @@ class BrokerNode:
                     self._look_at_room(sessions, room, now)
                 else:
                     state.room_bytes = self._sure_bytes
+        elif self._awaiting_write:
+            self._tell_written(None)
         dirty = self._dirty[:]
         self._dirty.clear()
         return dirty
+
+    def when_written(self, confirm: Confirm) -> None:
+        """``confirm`` is called once what this turn changed of sessions and retained messages is as safe as they
+        promise, or with the error."""
+        self._awaiting_write.append(confirm)
 
     def _look_at_room(self, sessions: SessionStore, room: DiskRoom, now: float) -> None:
         """What sessions and retained messages may take in the next turn; within the reserve nothing that waits."""
@@ -260,8 +269,10 @@ class BrokerNode:
                 # What could not be written must not be told: these clients lose their connections and try again.
                 for connection in [each for each in self._connections if each.depends_on(turn)]:
                     connection.abandon_output(error, now)
+                self._tell_written(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
                 return
         if not self._holds_output:
+            self._tell_written(None)
             return
         wrote = journal.turn > turn
         last = journal.turn - 1
@@ -271,6 +282,14 @@ class BrokerNode:
                 self._holding[connection] = None
         if wrote:
             store.waiting.append(partial(self._synced_sessions, last))
+            store.waiting += self._awaiting_write
+            self._awaiting_write = []
+        self._tell_written(None)
+
+    def _tell_written(self, error: QueueError | None) -> None:
+        waiting, self._awaiting_write = self._awaiting_write, []
+        for confirm in waiting:
+            confirm(error)
 
     def _synced_sessions(self, turn: int, error: QueueError | None) -> None:
         """A sync ended that covers the writes up to a turn's."""

@@ -8,6 +8,7 @@ session timeout of its queues; then the engine takes it out, and what it held is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -167,11 +168,12 @@ class Member:
         finally:
             self._wake = None
 
-    async def poll(self, most: int, wait_s: float, gone: Gone) -> list[Taken]:
+    async def poll(self, most: int, wait_s: float, gone: Gone, *, counted: bool = True) -> list[Taken]:
         """Up to ``most`` messages, at once when there are any, else as soon as some come, at most ``wait_s`` later.
 
-        Whoever asked is told them, or has ``gone`` meanwhile: then they are given back untried. Raises
-        :class:`QueueError` (IN_USE while another poll of it waits, UNKNOWN_MEMBER).
+        Whoever asked is told them, or has ``gone`` meanwhile: then they are given back untried. ``counted``: among
+        those that wait, unless whoever asks is so already. Raises :class:`QueueError` (IN_USE while another poll of it
+        waits, UNKNOWN_MEMBER), :class:`RequestError` (BUSY).
         """
         if self._polls:
             raise QueueError(QueueErrorCode.IN_USE, f"another poll of {self.client_id[:80]!r} is waiting")
@@ -181,7 +183,11 @@ class Member:
         watch.add_done_callback(lambda _: self._rouse())
         is_wanted = False
         try:
-            with self._desk.until_stopped(self._rouse), self._desk.waiting.take(), self._desk.requests.leave():
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._desk.until_stopped(self._rouse))
+                if counted:
+                    stack.enter_context(self._desk.waiting.take())
+                    stack.enter_context(self._desk.requests.leave())
                 await self._wait(most, wait_s, watch)
             is_wanted = not watch.done()
         finally:

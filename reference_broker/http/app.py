@@ -16,11 +16,13 @@ from assay.reference_broker.http.guard import refusal
 from assay.reference_broker.http.openapi import make_document
 from assay.reference_broker.http.routes import (
     administration,
+    bridge,
     groups,
     messages,
     node,
     queues,
     settling,
+    streams,
     topics,
     transactions,
 )
@@ -31,11 +33,13 @@ AREAS: Final[tuple[Area, ...]] = (
     node.AREA,
     queues.AREA,
     messages.AREA,
+    streams.AREA,
     administration.AREA,
     topics.AREA,
     settling.AREA,
     groups.AREA,
     transactions.AREA,
+    bridge.AREA,
 )
 _OF_STATUS: Final = {404: Code.NO_SUCH_ROUTE, 405: Code.METHOD_NOT_ALLOWED}
 
@@ -46,6 +50,7 @@ def create_app(service: Service | None) -> FastAPI:
     app.state.service = service
     for area in AREAS:
         app.include_router(area.router)
+    app.include_router(streams.SOCKETS)
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it
     app.add_exception_handler(QueueError, _on_refused)
     app.add_exception_handler(RequestError, _on_refused)

@@ -18,6 +18,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import COMMON_ERRORS, JSON, Area, Declared
 from assay.reference_broker.http.guard import PROBLEM_JSON
 
+RAW: Final = "application/octet-stream"
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = """\
 The HTTP face of the broker. Errors are problems (RFC 9457) with a stable `code`. What GoQueue's clients use stands at
@@ -69,7 +70,8 @@ def _complete(operation: dict[str, Any], declared: Declared, schemas: dict[int, 
     for parameter in operation.get("parameters", ()):
         parameter["schema"].pop("title", None)
     if declared.body is not None:
-        operation["requestBody"] = {"content": {JSON: {"schema": schemas[id(declared.body)]}}, "required": True}
+        kind = RAW if declared.body is bytes else JSON
+        operation["requestBody"] = {"content": {kind: {"schema": schemas[id(declared.body)]}}, "required": True}
     answer: dict[str, Any] = {"description": "Done"}
     if declared.answer is not None:
         answer["content"] = {declared.media_type: {"schema": schemas[id(declared.answer)]}}

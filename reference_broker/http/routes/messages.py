@@ -13,8 +13,9 @@ from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.consumers import Taken, check_wait
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.publishing import publish
+from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
+from assay.reference_broker.http.areas import Area, Asked, Name, answered, body
 from assay.reference_broker.http.shapes import (
     Publish,
     PublishResult,
@@ -113,9 +114,9 @@ def gone_of(request: Request) -> Callable[[], Awaitable[object]]:
     return gone
 
 
-def check_batch(call: Call, count: int) -> None:
+def check_batch(service: Service, count: int) -> None:
     """Raises :class:`RequestError` for none, and for more messages than one request may have."""
-    most = call.service.config.max_batch
+    most = service.config.max_batch
     if not 1 <= count <= most:
         raise RequestError(Code.BAD_REQUEST, f"a request has 1 to {most} messages, not {count}")
 
@@ -140,7 +141,7 @@ async def publish_messages(
     call: Asked, queue: Name, wanted: Annotated[PublishRequest, body(PublishRequest)]
 ) -> Response:
     """Publish messages, in order."""
-    check_batch(call, len(wanted.messages))
+    check_batch(call.service, len(wanted.messages))
     results = await publish(call.service, call.caller, queue, [each.read() for each in wanted.messages])
     return answered(PublishAnswer(results=[result_of(each) for each in results]), status_of(results))
 
@@ -198,8 +199,12 @@ async def leave_queue(call: Asked, queue: Name, wanted: Annotated[LeaveRequest, 
 async def settle_messages(call: Asked, queue: Name, wanted: Annotated[SettleAsked, body(SettleAsked)]) -> SettleAnswer:
     """Settle deliveries: done, failed, given back untried, rejected, or kept for longer. With some that are settled
     already the others are settled all the same, and the problem says how many."""
-    check_batch(call, len(wanted.receipts))
-    caller = call.caller
+    return SettleAnswer(settled=await settle(call.service, call.caller, queue, wanted))
+
+
+async def settle(service: Service, caller: Caller, queue: str, wanted: SettleAsked) -> int:
+    """Settle what is asked for; returns how many. Raises :class:`QueueError`, :class:`RequestError`."""
+    check_batch(service, len(wanted.receipts))
     name = caller.queue(queue, Scope.READ)
     for seconds in (wanted.delay_s, wanted.extend_s):
         if seconds is not None and not 0 <= seconds <= MAX_SECONDS:
@@ -211,11 +216,11 @@ async def settle_messages(call: Asked, queue: Name, wanted: Annotated[SettleAske
         extend_s=wanted.extend_s,
         reason=wanted.reason[:MAX_REASON],
     )
-    driver, now = call.service.turn()
-    await call.service.confirmed(
+    driver, now = service.turn()
+    await service.confirmed(
         lambda confirm: driver.node.engine.settle(name, request, consumer_id=None, now=now, on_done=confirm)
     )
-    return SettleAnswer(settled=len(wanted.receipts))
+    return len(wanted.receipts)
 
 
 MAX_SECONDS = 604_800

@@ -244,7 +244,7 @@ async def delete_topic(call: Asked, topic: Name) -> TopicDeleted:
 )
 async def publish_to_topic(call: Asked, topic: Name, wanted: Annotated[TopicPublish, body(TopicPublish)]) -> Response:
     """Publish messages. 200: all were accepted; 207: some were; else none."""
-    check_batch(call, len(wanted.messages))
+    check_batch(call.service, len(wanted.messages))
     queue = queue_in(call, topic)
     results = await publish(call.service, call.caller, queue, [each.read() for each in wanted.messages])
     now = call.service.turn()[1]

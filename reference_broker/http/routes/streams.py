@@ -1,0 +1,193 @@
+"""Messages as they come: server-sent events and WebSocket, for browsers and whoever does not wish to poll."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Query, WebSocket
+from fastapi.responses import Response, StreamingResponse
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from assay.reference_broker.api.callers import Caller
+from assay.reference_broker.api.consumers import Member, Taken
+from assay.reference_broker.api.problems import Code, Problem, RequestError, problem_of
+from assay.reference_broker.api.service import Service
+from assay.reference_broker.config import Scope
+from assay.reference_broker.http.areas import PREFIX, SLASH, Area, Asked, Name
+from assay.reference_broker.http.routes.messages import SettleAsked, settle, told_of
+from assay.reference_broker.http.shapes import Received
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups.subscribe_options import AckMode, SubscribeOptions
+
+AREA = Area("streams", "Messages as they come.")
+SOCKETS = APIRouter(prefix=PREFIX)
+_Q = QueueErrorCode
+_QUIET_S: Final = 15.0
+"""A stream says that it is there at least so often."""
+_MOST_AT_ONCE: Final = 100
+_GOING_AWAY: Final = 1001
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the broker says over a WebSocket: one of these."""
+
+    message: Received | None = None
+    settled: int | None = None
+    problem: Problem | None = None
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client says: so many more messages it takes, or how some are settled."""
+
+    credit: Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None = None
+    settle: SettleAsked | None = None
+
+
+def _joined(
+    service: Service, caller: Caller, queue: str, group: str, consumer: str, pattern: str, *, auto_ack: bool, most: int
+) -> Member:
+    """A consumer that is there as long as its stream. Raises :class:`QueueError`."""
+    caller.queue(queue, Scope.READ, pattern)
+    options = SubscribeOptions(ack_mode=AckMode.AUTO if auto_ack else AckMode.EXPLICIT, prefetch=most, receipts=True)
+    if service.members.known(caller, queue, group, consumer, pattern) is not None:
+        raise QueueError(_Q.IN_USE, f"there is a consumer {consumer[:80]!r} in group {group[:80]!r} already")
+    return service.members.one_of(caller, queue, group, consumer, pattern, options)
+
+
+async def _never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@AREA.get(
+    "/queues/{queue}/stream",
+    str,
+    Scope.READ,
+    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.IN_USE, _Q.QUOTA),
+    media_type="text/event-stream",
+)
+async def stream_messages(
+    call: Asked,
+    queue: Name,
+    group: Annotated[str, Query(min_length=1, max_length=1_024)],
+    consumer: Annotated[str, Query(max_length=256)] = "stream",
+    pattern: Annotated[str, Query(max_length=1_024)] = "",
+    prefetch: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    auto_ack: bool = False,
+) -> Response:
+    """Server-sent events, each a message as JSON; at most ``prefetch`` of them unsettled. The consumer leaves with its
+    stream."""
+    service, caller = call.service, call.caller
+    member = _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=prefetch)
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            with service.waiting.take(), service.requests.leave():
+                yield b": here\n\n"
+                while not service.stopping:
+                    taken = await member.poll(_MOST_AT_ONCE, _QUIET_S, _never, counted=False)
+                    yield b"".join(_event(caller, each) for each in taken) or b": here\n\n"
+        finally:
+            service.members.remove(member)
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _event(caller: Caller, taken: Taken) -> bytes:
+    (message,) = told_of(caller, [taken]).messages
+    return b"id: %s\nevent: message\ndata: %s\n\n" % (
+        message.message_id.replace("\n", " ").encode(),
+        msgspec.json.encode(message),
+    )
+
+
+@SOCKETS.websocket("/queues/{queue}/socket")
+async def socket(
+    websocket: WebSocket,
+    queue: str,
+    group: str,
+    consumer: str = "socket",
+    pattern: str = "",
+    auto_ack: bool = False,
+) -> None:
+    """Messages over a WebSocket, as many as the client has given credit for; it settles them there, too."""
+    service: Service = websocket.app.state.service
+    caller: Caller = websocket.state.caller
+    caller.require(Scope.READ)
+    queue = queue.replace(SLASH, "/")
+    member = _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=0)
+    try:
+        await websocket.accept()
+        with service.waiting.take(), service.requests.leave():
+            await _Socket(websocket, service, caller, queue, member).run()
+    except WebSocketDisconnect:
+        pass
+    finally:
+        service.members.remove(member)
+
+
+class _Socket:
+    """Both directions of one WebSocket."""
+
+    def __init__(self, websocket: WebSocket, service: Service, caller: Caller, queue: str, member: Member) -> None:
+        self._websocket = websocket
+        self._service = service
+        self._caller = caller
+        self._queue = queue
+        self._member = member
+        self._credit = 0
+        self._has_credit = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the client goes, or the broker stops."""
+        with self._service.until_stopped(self._has_credit.set):
+            tasks = [asyncio.ensure_future(self._hear()), asyncio.ensure_future(self._deliver())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+        if self._websocket.client_state is WebSocketState.CONNECTED:
+            with contextlib.suppress(RuntimeError):
+                await self._websocket.close(_GOING_AWAY)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _say(self, said: Said) -> None:
+        await self._websocket.send_text(msgspec.json.encode(said).decode())
+
+    async def _hear(self) -> None:
+        while True:
+            text = await self._websocket.receive_text()
+            try:
+                heard = msgspec.json.decode(text, type=Heard)
+                if heard.credit is not None:
+                    self._credit += heard.credit
+                    self._has_credit.set()
+                if heard.settle is not None:
+                    await self._say(Said(settled=await settle(self._service, self._caller, self._queue, heard.settle)))
+            except (ValueError, RecursionError) as error:
+                await self._say(Said(problem=problem_of(RequestError(Code.BAD_REQUEST, str(error)))))
+            except (QueueError, RequestError) as error:
+                await self._say(Said(problem=problem_of(error)))
+
+    async def _deliver(self) -> None:
+        while not self._service.stopping:
+            self._has_credit.clear()
+            if not self._credit:
+                try:
+                    async with asyncio.timeout(_QUIET_S):
+                        await self._has_credit.wait()
+                except TimeoutError:
+                    self._member.heartbeat()
+                continue
+            most = min(self._credit, _MOST_AT_ONCE)
+            for each in await self._member.poll(most, _QUIET_S, _never, counted=False):
+                self._credit -= 1
+                (message,) = told_of(self._caller, [each]).messages
+                await self._say(Said(message=message))

@@ -1,0 +1,164 @@
+"""Server-sent events, WebSocket, and FluxMQ's bridge."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import httpx
+import msgspec
+import paho.mqtt.client as paho
+import pytest
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection, RejectConnection, RejectData, Request, TextMessage
+
+from tests.http.conftest import Served
+
+_numbers = count()
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def queue(served: Served) -> str:
+    """A new queue of one partition."""
+    name = f"s{next(_numbers)}"
+    made = served.client().post("/api/v1/queues", json={"name": name, "settings": {"partitions": 1}})
+    assert made.status_code == 201
+    return name
+
+
+def _publish(served: Served, queue: str, *payloads: str) -> None:
+    body = {"messages": [{"payload": each} for each in payloads]}
+    assert served.client().post(f"/api/v1/queues/{queue}/messages", json=body).status_code == 200
+
+
+def test_server_sent_events(served: Served, queue: str) -> None:
+    _publish(served, queue, "a", "b")
+    client = served.client()
+    place = f"/api/v1/queues/{queue}/stream"
+    with client.stream("GET", place, params={"group": "g", "prefetch": 2}) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.iter_lines()
+        found: list[Any] = []
+        while len(found) < 2:
+            line = next(lines)
+            if line.startswith("data: "):
+                found.append(msgspec.json.decode(line[6:]))
+        assert [each["payload"] for each in found] == ["a", "b"]
+        again = served.client().get(place, params={"group": "g"})
+        assert (again.status_code, again.json()["code"]) == (409, "in_use")
+        body = {"outcome": "accept", "receipts": [found[0]["receipt"]]}
+        assert served.client().post(f"/api/v1/queues/{queue}/settle", json=body).status_code == 200
+    # With the stream its consumer has gone: what it left unsettled is for others.
+    taken = served.client().post(f"/api/v1/queues/{queue}/consume", json={"group": "g", "wait_s": 20}).json()
+    assert [each["payload"] for each in taken["messages"]] == ["b"]
+
+
+class _Client:
+    """A WebSocket."""
+
+    def __init__(self, connection: socket.socket, host: str, target: str, **headers: str) -> None:
+        self._socket = connection
+        self._websocket = WSConnection(ConnectionType.CLIENT)
+        extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+        connection.sendall(self._websocket.send(Request(host=host, target=target, extra_headers=extra)))
+        self.opened = self._next()
+
+    def _next(self) -> Any:
+        while True:
+            for event in self._websocket.events():
+                return event
+            data = self._socket.recv(65_536)
+            self._websocket.receive_data(data or None)
+
+    def say(self, said: object) -> None:
+        self._socket.sendall(self._websocket.send(TextMessage(data=msgspec.json.encode(said).decode())))
+
+    def hear(self) -> Any:
+        text = ""
+        while True:
+            event = self._next()
+            assert isinstance(event, TextMessage), event
+            text += event.data
+            if event.message_finished:
+                return msgspec.json.decode(text)
+
+    def close(self) -> None:
+        self._socket.sendall(self._websocket.send(CloseConnection(code=1000)))
+        assert isinstance(self._next(), CloseConnection)
+
+
+@contextmanager
+def _websocket(served: Served, target: str, **headers: str) -> Iterator[_Client]:
+    url = httpx.URL(served.urls[0])
+    with socket.create_connection((url.host, url.port or 80), WAIT_S) as connection:
+        yield _Client(connection, f"{url.host}:{url.port}", target, **headers)
+
+
+def test_a_websocket_gets_what_it_has_credit_for(served: Served, queue: str) -> None:
+    _publish(served, queue, "a", "b", "c")
+    with _websocket(served, f"/api/v1/queues/{queue}/socket?group=g") as client:
+        assert isinstance(client.opened, AcceptConnection)
+        client.say({"credit": 2})
+        first, second = client.hear()["message"], client.hear()["message"]
+        assert [first["payload"], second["payload"]] == ["a", "b"]
+        client.say({"settle": {"outcome": "accept", "receipts": [first["receipt"]]}})
+        assert client.hear() == {"settled": 1}
+        client.say({"settle": {"outcome": "accept", "receipts": [first["receipt"]]}})
+        assert client.hear()["problem"]["code"] == "not_pending"
+        client.say({"credits": 1})
+        assert client.hear()["problem"]["code"] == "bad_request"
+        client.say({"credit": 1})
+        assert client.hear()["message"]["payload"] == "c"
+        client.close()
+
+
+def test_a_websocket_of_another_site_is_refused(served: Served, queue: str) -> None:
+    place = f"/api/v1/queues/{queue}/socket?group=g"
+    with _websocket(served, place, origin="http://evil.example") as client:
+        assert isinstance(client.opened, RejectConnection)
+        assert client.opened.status_code == 403
+        told = client._next()
+        assert isinstance(told, RejectData)
+        assert b"cross_site" in told.data
+    with _websocket(served, "/api/v1/queues/nowhere-at-all+/socket?group=g") as client:
+        assert isinstance(client.opened, RejectConnection)
+
+
+def test_the_bridge_publishes_to_topics(served: Served, queue: str) -> None:
+    got: list[tuple[str, bytes]] = []
+    subscriber = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    ready: list[object] = []
+    subscriber.on_subscribe = lambda *_: ready.append(1)
+    subscriber.on_message = lambda _client, _data, message: got.append((message.topic, message.payload))
+    subscriber.connect(served.broker.host, served.broker.port)
+    subscriber.subscribe("#")
+    while not ready:
+        subscriber.loop()
+    client = served.client()
+    body = {"topic": "a/b", "payload": base64.b64encode(b"x").decode(), "qos": 1}
+    assert client.post("/publish", json=body).json() == {"status": "ok", "matched": True}
+    raw = client.post("/m/acme/c/news", content=b"\xff", params={"qos": 1}, headers={"content-type": "text/x"})
+    assert raw.json() == {"status": "ok", "matched": True}
+    while len(got) < 2:
+        subscriber.loop()
+    subscriber.disconnect()
+    assert got == [("a/b", b"x"), ("m/acme/c/news", b"\xff")]
+    answer = client.post("/publish", json={"topic": f"$queue/{queue}", "payload": ""})
+    assert answer.json() == {"status": "ok", "matched": True, "id": f"{queue}:0:0"}
+    for topic, status in (("a/+", 400), ("$SYS/x", 403), ("", 400)):
+        assert client.post("/publish", json={"topic": topic}).status_code == status
+    assert client.post("/publish", json={"topic": "a", "qos": 3}).status_code == 400
+    assert client.get("/publish").status_code == 405
+
+
+def test_the_bridge_needs_the_scope(guarded: Served) -> None:
+    reader = guarded.client(1, authorization="Bearer assay_reader")
+    assert reader.post("/publish", json={"topic": "a"}).status_code == 403
+    named = guarded.client(1)
+    headers = {"x-fluxmq-username": "ann", "authorization": "Client secret", "x-fluxmq-client-id": "device-1"}
+    assert named.post("/publish", json={"topic": "a"}, headers=headers).status_code == 200
