@@ -150,6 +150,7 @@ async def _serve(settings: BrokerConfig, read: Callable[[], BrokerConfig]) -> in
     except (OSError, LogError, QueueOpenError, NotReadyError, ConfigError) as error:
         typer.echo(f"error: the broker cannot start: {error}", err=True)
         return 1
+    broker.driver.read_again = lambda on_done: broker.reload(read(), on_done)
     tune_collector()
     _check_room(settings)
     if settings.quirks:

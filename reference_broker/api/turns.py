@@ -31,6 +31,11 @@ class Driver(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
+    @property
+    def read_again(self) -> Callable[[Callable[[], None]], list[str]] | None:
+        """Reads the configuration again, and says which sections need a restart; it calls back once that holds
+        everywhere. Raises ``ConfigError``, ``OSError``. None where there is none to read."""
+
     def schedule_turn(self) -> None:
         """Have the turn end soon: dispatch, output, jobs."""
 

@@ -19,7 +19,9 @@ from assay.reference_broker.http.routes import (
     bridge,
     groups,
     messages,
+    metrics,
     node,
+    overview,
     queues,
     settling,
     streams,
@@ -39,6 +41,8 @@ AREAS: Final[tuple[Area, ...]] = (
     settling.AREA,
     groups.AREA,
     transactions.AREA,
+    overview.AREA,
+    metrics.AREA,
     bridge.AREA,
 )
 _OF_STATUS: Final = {404: Code.NO_SUCH_ROUTE, 405: Code.METHOD_NOT_ALLOWED}

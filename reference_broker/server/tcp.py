@@ -225,6 +225,8 @@ class NodeDriver:
         self._acceptors: list[Acceptor] = []
         self.http: HttpServer | None = None
         """Of the listeners that speak HTTP."""
+        self.read_again: Callable[[Callable[[], None]], list[str]] | None = None
+        """See :class:`assay.reference_broker.api.turns.Driver`."""
         most = connection_descriptors()
         if most is not None:
             # Those who say nothing leave descriptors to the others.

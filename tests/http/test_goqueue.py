@@ -220,3 +220,8 @@ def test_transactions_show_whole_or_not_at_all(served: Served, topic: str) -> No
     assert _ask(served, "POST", "/transactions/begin", wrong, 404)["code"] == "unknown_producer"
     late = {**message, "epoch": newer["epoch"], "sequence": 7}
     assert _ask(served, "POST", "/transactions/publish", late, 409)["code"] == "out_of_sequence"
+
+
+def test_a_member_joins_for_a_bounded_number_of_topics(served: Served) -> None:
+    body = {"client_id": "c", "topics": [f"x{index}" for index in range(101)]}
+    assert _ask(served, "POST", "/groups/many/join", body, 400)["code"] == "bad_request"
