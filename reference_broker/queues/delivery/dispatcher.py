@@ -275,8 +275,10 @@ class Dispatcher:
         partition = place.partition
         cached = partition.cached
         lanes = partition.lanes
-        if limit >= MIN_RUN <= partition.visible_end - place.cursor and self._has_runs and lanes is None:
-            limit -= self._deliver_run(place, consumer, limit, now)
+        if self._has_runs and lanes is None:
+            least = 1 if consumer.settles_at_once else MIN_RUN
+            if limit >= least <= partition.visible_end - place.cursor:
+                limit -= self._deliver_run(place, consumer, limit, least, now)
         while limit > 0:
             offset = place.cursor
             if lanes is not None:
@@ -303,7 +305,7 @@ class Dispatcher:
             limit -= 1
         return True
 
-    def _deliver_run(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> int:
+    def _deliver_run(self, place: GroupPartition, consumer: Consumer, limit: int, least: int, now: float) -> int:
         """Deliver several from the cursor on at once; returns how many, 0 when they must go one by one."""
         group, partition, deliver_run = self._group, place.partition, consumer.deliver_run
         offset = place.cursor
@@ -314,7 +316,7 @@ class Dispatcher:
             if message is None or now >= message.expires_at:
                 break
             stored.append(message)
-        if len(stored) < MIN_RUN:
+        if len(stored) < least:
             return 0
         run = DeliveryRun(group.config.name, group.group_id, place.index, offset, stored)
         count = deliver_run(run)

@@ -9,7 +9,7 @@ from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 
 MIN_RUN = 4
-"""Fewer are delivered one by one."""
+"""Fewer are delivered one by one, unless the consumer has settled what it takes."""
 
 
 class DeliveryRun(NamedTuple):
