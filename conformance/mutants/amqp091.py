@@ -168,8 +168,8 @@ _REWRITES: dict[str, Row] = {
         "what is published in a transaction is in its queue at once",
         Publishing,
         "take",
-        "if plan.is_plain and self._transaction is None and (",
-        "if plan.is_plain and (",
+        "plan.is_plain and self._transaction is None and (",
+        "plan.is_plain and (",
     ),
     "amqp-acknowledgements-do-not-wait": (
         "what is acknowledged in a transaction counts at once",

@@ -123,7 +123,8 @@ class AmqpConnection(Peer, Connection):
         """Queues in memory hold too much: it is read no more until they have room."""
         self._channel_max = self.config.channel_max
         self._arrival = arrival
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        """As it came, where nothing was left of what came before: then it is read without a copy."""
         self._awaited_bytes = 0
         """Of the buffer: with fewer its first frame is not whole."""
         self._publishes = PublishReader(arrival.broker.engine.known)
@@ -179,7 +180,12 @@ class AmqpConnection(Peer, Connection):
             return
         self._traffic.bytes_received += len(data)
         self._received_at = now
-        self._buffer += data
+        if self._buffer:
+            if isinstance(self._buffer, bytes):
+                self._buffer = bytearray(self._buffer)
+            self._buffer += data
+        else:
+            self._buffer = data
         if not self._must_go_on and self.phase is not Phase.VERIFYING:
             self._consume(now)
         self._count_partial(now)
@@ -312,12 +318,12 @@ class AmqpConnection(Peer, Connection):
 
     def _consume(self, now: float) -> None:
         """Handle whole frames, as many as a turn has room for."""
-        broker, buffer = self.broker, self._buffer
-        if len(buffer) < self._awaited_bytes:
+        broker = self.broker
+        if len(self._buffer) < self._awaited_bytes:
             return
         broker.work = 0
         self._awaited_bytes = at = frames = 0
-        data = bytes(buffer)
+        data = bytes(self._buffer)
         try:
             if self.phase is Phase.HEADER:
                 at = self.on_header(now)
@@ -344,9 +350,9 @@ class AmqpConnection(Peer, Connection):
                 broker.work = MAX_WORK
         except AmqpError as error:
             self.fail(error, now)
-            at = len(buffer)
-        del buffer[:at]
-        if broker.work >= MAX_WORK and buffer and self.phase is not Phase.OVER and not self._must_go_on:
+            at = len(data)
+        self._buffer = b"" if self.phase is Phase.OVER else data[at:]
+        if broker.work >= MAX_WORK and self._buffer and not self._must_go_on:
             self._must_go_on = True
             broker.unfinished.append(self)
 
@@ -764,7 +770,7 @@ class AmqpConnection(Peer, Connection):
         if self.phase is Phase.OVER:
             return
         self.phase = Phase.OVER
-        self._buffer.clear()
+        self._buffer = b""
         self._publishes.let_go()
         self.broker.partial_packets.set(self, 0, now, progressed=True)
         self._drop_check()

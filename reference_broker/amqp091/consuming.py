@@ -111,9 +111,7 @@ class Consuming:
         """What earlier turns had no room for."""
         self.replies: ReplyConsumer | None = None
         """Gets the direct replies to what the channel asks."""
-        self._ways: Known[tuple[str, str | None, str | None], _Way] = Known(
-            channel.connection.broker.engine.known, _MOST_WAYS
-        )
+        self._ways: Known[tuple[str, str, str], _Way] = Known(channel.connection.broker.engine.known, _MOST_WAYS)
         """By consumer tag, exchange and routing key."""
 
     @property
@@ -390,8 +388,8 @@ class Consuming:
                         break
                     properties = properties_of(message, connection.broker.now)
                     section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
-                way = (consumer_tag, None, None) if kept is None else (consumer_tag, kept.exchange, kept.routing_key)
-                before, names, rest = ways.get(way) or self.find_way(consumer, message, each.topic)
+                exchange, key = _way_of(consumer, message, each.topic)
+                before, names, rest = ways.get((consumer_tag, exchange, key)) or self.find_way(consumer, exchange, key)
                 length = len(section) + SECTION_AT
                 rest_bytes = len(names) + _SIZE_BYTES + len(rest) if names else len(rest)
                 pack = _layout(len(before), rest_bytes, len(section))
@@ -418,10 +416,9 @@ class Consuming:
                 self._counted += count
         return count
 
-    def find_way(self, consumer: AmqpConsumer, message: Message, topic: str) -> _Way:
+    def find_way(self, consumer: AmqpConsumer, exchange: str, key: str) -> _Way:
         """How first deliveries of messages that came that way begin."""
-        number, kept = self._channel.number, message.properties
-        exchange, key = _way_of(consumer, message, topic)
+        number = self._channel.number
         if consumer.tag:
             method = encode_method(_DELIVER, consumer.tag, 0, False, exchange, key)
             tag_at = _TAG_AT + 1 + len(consumer.tag.encode())
@@ -433,9 +430,8 @@ class Consuming:
         whole = frame(FrameType.METHOD, number, method)
         rest = whole[rest_at:] + _FRAME_START.pack(FrameType.HEADER, number)
         way = _Way(whole[:tag_at], whole[tag_at + _TAG_BYTES : names_end], rest)
-        name = consumer.tag, None if kept is None else kept.exchange, None if kept is None else kept.routing_key
         length = sum(map(len, way))
-        return self._ways.remember(name, way, length, _WAY_BYTES + 2 * length)
+        return self._ways.remember((consumer.tag, exchange, key), way, length, _WAY_BYTES + 2 * length)
 
     def has_room(self, consumer: AmqpConsumer) -> bool:
         """Whether prefetch, flow and unread output let it have another one."""

@@ -140,54 +140,68 @@ class Publishing:
 
     def take(self, run: _Run, head: Head, bodies: Sequence[bytes], now: float) -> None:
         """Some more of the run, of one head, as many as the turn has room for. Raises :class:`AmqpError`."""
-        broker = self._channel.connection.broker
+        broker, messages = self._channel.connection.broker, run.messages
         plan = self._plans.answers.get(head)
         if plan is None:
             plan = self._plan(head)
-        queues = plan.queues
-        work = len(queues) >> 1
-        if plan.is_plain and self._transaction is None and (queues or not head.mandatory):
-            # They go to their queues, and that is all.
-            if work:
-                bodies = bodies[: max(1, -(-(MAX_WORK - broker.work) // work))]
-            broker.work += work * len(bodies)
-            self._add(run, plan, queues, self._messages(head, plan, bodies, now))
+        queues, first = plan.queues, len(messages)
+        is_plain = plan.is_plain and self._transaction is None and (queues or not head.mandatory)
+        if not is_plain and len(bodies) > 1:
+            for body in bodies:
+                self.take(run, head, (body,), now)
+                if broker.work >= MAX_WORK:
+                    return
             return
-        for body in bodies:
-            if plan.is_reply:
-                self._reply(head.routing_key, plan.properties, body)
-            broker.work += work
-            made = self._messages(head, plan, (body,), now)
-            self._add(run, plan, self.go_elsewhere(run, head, plan, made[0], now), made)
-            if broker.work >= MAX_WORK:
-                return
-
-    def _messages(self, head: Head, plan: _Plan, bodies: Sequence[bytes], now: float) -> list[Message]:
-        """Of one head. Raises :class:`AmqpError`."""
-        like = head.like if plan.properties is head.properties else None
-        made: list[Message] = []
-        while like is None and len(made) < len(bodies):
-            name, key, body = plan.exchange, head.routing_key, bodies[len(made)]
-            message = message_from(plan.properties, body, name, key, self._channel.connection.client_id, now)
-            message.written = plan.written
-            made.append(message)
-            if not message.expires_at and plan.properties is head.properties:
-                like = head.like = changed(message, payload=b"") if head.is_common else message
-        if like is not None:
-            if plan.origin is None:
-                plan.origin = Origin("", like.publisher, "", like, head.is_common)
-            made += [
+        work = len(queues) >> 1
+        if work:
+            bodies = bodies[: max(1, -(-(MAX_WORK - broker.work) // work))]
+            broker.work += work * len(bodies)
+        if plan.is_reply:
+            self._reply(head.routing_key, plan.properties, bodies[0])
+        like, origin = head.like, plan.origin
+        if like is None or origin is None:
+            made = self._make(head, plan, bodies, now)
+            origin = plan.origin
+        else:
+            publisher, content_type, response_topic = like.publisher, like.content_type, like.response_topic
+            properties, written = like.properties, plan.written
+            made = [
                 Message(
                     topic="",
                     payload=body,
-                    publisher=like.publisher,
-                    content_type=like.content_type,
-                    response_topic=like.response_topic,
-                    properties=like.properties,
-                    written=plan.written,
+                    publisher=publisher,
+                    content_type=content_type,
+                    response_topic=response_topic,
+                    properties=properties,
+                    written=written,
                 )
-                for body in bodies[len(made) :]
+                for body in bodies
             ]
+        if not is_plain:
+            queues = self.go_elsewhere(run, head, plan, made[0], now)
+        messages += made
+        if len(made) == 1:
+            run.origins.append(origin)
+        else:
+            run.origins += [origin] * len(made)
+        if queues:
+            positions = run.by_route.get(queues)
+            if positions is None:
+                positions = run.by_route[queues] = []
+            positions += range(first, len(messages))
+
+    def _make(self, head: Head, plan: _Plan, bodies: Sequence[bytes], now: float) -> list[Message]:
+        """Messages of a head that may be the first of it. Raises :class:`AmqpError`."""
+        name, key, client_id = plan.exchange, head.routing_key, self._channel.connection.client_id
+        made = [message_from(plan.properties, body, name, key, client_id, now) for body in bodies]
+        for message in made:
+            message.written = plan.written
+        first = made[0]
+        if not first.expires_at and plan.properties is head.properties:
+            like = head.like
+            if like is None:
+                like = head.like = changed(first, payload=b"") if head.is_common else first
+            plan.origin = Origin("", like.publisher, "", like, head.is_common)
         return made
 
     def go_elsewhere(self, run: _Run, head: Head, plan: _Plan, message: Message, now: float) -> tuple[str, ...]:
@@ -211,14 +225,6 @@ class Publishing:
             if mandatory and not queues:
                 self.return_unrouted(plan.exchange, head.routing_key, properties, body)
         return queues
-
-    @staticmethod
-    def _add(run: _Run, plan: _Plan, queues: tuple[str, ...], messages: list[Message]) -> None:
-        first = len(run.messages)
-        if queues:
-            run.by_route.setdefault(queues, []).extend(range(first, first + len(messages)))
-        run.messages += messages
-        run.origins += [plan.origin] * len(messages)
 
     def _forget_plans(self) -> None:
         """Those of an earlier run, if anything that they were made of may be otherwise now."""

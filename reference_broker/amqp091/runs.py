@@ -6,7 +6,7 @@ Read as one, by columns. What is not plain, or wrong, ends a run, and goes frame
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import FRAME_END, FRAME_OVERHEAD_BYTES, FrameType
@@ -28,6 +28,7 @@ _ACK_FRAME: Final = struct.Struct(">11xQBx")
 MOST_WRITTEN_BYTES: Final = 256
 """Of flags and properties that are passed on as they came."""
 _MOST_HEADS: Final = 4_096
+_METHOD_BYTES: Final = 512
 _HEAD_BYTES: Final = 3_072
 """What a head takes at most, beside its characters."""
 _CHARACTER_BYTES: Final = 24
@@ -79,10 +80,13 @@ class PublishReader:
     def __init__(self, memory: SharedMemory) -> None:
         self._heads: Known[bytes, Head] = Known(memory, _MOST_HEADS)
         """By method frame, and what follows the size in the header frame, end octets included."""
+        self._methods: Known[bytes, list[Any]] = Known(memory, _MOST_HEADS)
+        """What their method says: of many only the properties are their own."""
 
     def let_go(self) -> None:
         """Remember nothing any more."""
         self._heads.let_go()
+        self._methods.let_go()
 
     def read(self, data: bytes, at: int, max_frame_bytes: int, max_body_bytes: int, most_frames: int) -> PublishRun:
         """Those from ``at`` on, where a method frame begins whose numbers are there; none is fine, too."""
@@ -150,7 +154,12 @@ class PublishReader:
 
     def _learn(self, named: bytes, method: bytes, header: bytes) -> Head:
         """Raises :class:`AmqpError`."""
-        _, values = decode_method(method)
+        values = self._methods.answers.get(method)
+        if values is None:
+            length = len(method)
+            values = self._methods.remember(
+                method, decode_method(method)[1], length, _METHOD_BYTES + _CHARACTER_BYTES * length
+            )
         _, properties = decode_header(header)
         head = Head(*[*values, properties, header[SECTION_AT:]])
         if not head.is_common:

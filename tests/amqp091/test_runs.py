@@ -214,6 +214,24 @@ def test_gets_whose_queue_goes_are_answered_each() -> None:
     assert [said.name for said in c.hear()] == ["basic.get-empty"] * 3
 
 
+def test_runs_of_two_queues_are_told_apart() -> None:
+    """By gets of one channel, and by a consumer that takes up the tag of another."""
+    c = AmqpClient(make_node())
+    c.open()
+    for queue in ("a", "b"):
+        c.declare(queue)
+        c.send_raw(publish(queue, b"x") * 10)
+    c.hear()
+    c.send_raw(method("basic.get", "a", True) * 5 + method("basic.get", "b", True) * 5)
+    assert [said.values[3] for said in c.hear()] == ["a"] * 5 + ["b"] * 5
+    keys = []
+    for queue in ("a", "b"):
+        said = c.consume(queue, no_ack=True)
+        keys += [each.values[4] for each in said if each.name == "basic.deliver"]
+        c.say(1, "basic.cancel", "t", False)
+    assert keys == ["a"] * 5 + ["b"] * 5
+
+
 def test_a_full_queue_refuses_the_last_of_a_run() -> None:
     c = AmqpClient(make_node())
     c.open()
