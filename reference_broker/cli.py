@@ -38,7 +38,7 @@ from assay.reference_broker.queues import LogError, QueueOpenError
 from assay.reference_broker.quirks import find_quirks
 from assay.reference_broker.server.collector import tune_collector
 from assay.reference_broker.server.file_limit import raise_file_limit
-from assay.reference_broker.server.listeners import check_http
+from assay.reference_broker.server.listeners import check_extras
 from assay.reference_broker.server.log_lines import log_to_stderr
 from assay.reference_broker.server.readiness import NotReadyError
 from assay.reference_broker.server.running import RunningBroker
@@ -82,8 +82,7 @@ def serve(
         check_config(settings, "the command line")
         find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
-        if any(ListenerProtocol.HTTP in listener.protocols for listener in settings.listeners):
-            check_http()
+        check_extras(protocol for listener in settings.listeners for protocol in listener.protocols)
         return settings
 
     try:

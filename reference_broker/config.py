@@ -11,6 +11,8 @@ import msgspec
 
 from assay.reference_broker.config_amqp091 import Amqp091Config as Amqp091Config
 from assay.reference_broker.config_amqp091 import amqp091_problems
+from assay.reference_broker.config_grpc import GrpcConfig as GrpcConfig
+from assay.reference_broker.config_grpc import grpc_problems
 from assay.reference_broker.config_http import HttpConfig as HttpConfig
 from assay.reference_broker.config_http import Scope as Scope
 from assay.reference_broker.config_http import TokenConfig as TokenConfig
@@ -191,6 +193,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     mqtt: MqttConfig = MqttConfig()
     amqp091: Amqp091Config = Amqp091Config()
     http: HttpConfig = HttpConfig()
+    grpc: GrpcConfig = GrpcConfig()
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
@@ -363,6 +366,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += mqtt_problems(config.mqtt)
     problems += amqp091_problems(config.amqp091)
     problems += http_problems(config.http)
+    problems += grpc_problems(config.grpc)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -24,9 +24,17 @@ class ListenerProtocol(StrEnum):
     AMQP091 = "amqp091"
     HTTP = "http"
     """Needs the extra ``http``; see :class:`assay.reference_broker.config_http.HttpConfig`."""
+    GRPC = "grpc"
+    """Needs the extra ``grpc``; see :class:`assay.reference_broker.config_grpc.GrpcConfig`."""
 
 
-_PORTS = {ListenerProtocol.MQTT: 1_883, ListenerProtocol.AMQP091: 5_672, ListenerProtocol.HTTP: 8_080}
+_PORTS = {
+    ListenerProtocol.MQTT: 1_883,
+    ListenerProtocol.AMQP091: 5_672,
+    ListenerProtocol.HTTP: 8_080,
+    ListenerProtocol.GRPC: 9_000,
+}
+_ALONE = (ListenerProtocol.HTTP, ListenerProtocol.GRPC)
 _USUAL_PORT = -1
 
 
@@ -78,7 +86,7 @@ class WebSocketConfig(Section, frozen=True, kw_only=True):
 class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = _USUAL_PORT
-    """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080."""
+    """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080, 9000."""
     protocols: tuple[ListenerProtocol, ...] = (ListenerProtocol.MQTT,)
     """Among several, a client's first bytes say which it speaks."""
     max_connections: int = 20_000
@@ -99,8 +107,8 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("protocols needs at least one, each once")
     elif listener.transport is Transport.WEBSOCKET and listener.protocols != (ListenerProtocol.MQTT,):
         problems.append("transport: websocket carries mqtt alone")
-    elif ListenerProtocol.HTTP in listener.protocols and len(listener.protocols) > 1:
-        problems.append("protocols: http has a port of its own")
+    elif len(listener.protocols) > 1 and (alone := [each for each in _ALONE if each in listener.protocols]):
+        problems.append(f"protocols: {alone[0].value} has a port of its own")
     if not websocket.path.startswith("/"):
         problems.append(f"websocket.path must start with '/', not be {websocket.path!r}")
     if not 256 <= websocket.max_handshake_bytes <= 65_536:
@@ -111,6 +119,8 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("websocket has settings, but transport is tcp: write transport: websocket")
     if tls is None:
         return problems
+    if tls.minimum_version is not TlsVersion.V1_2 and ListenerProtocol.GRPC in listener.protocols:
+        problems.append("tls.minimum_version: a listener for grpc always takes TLS 1.2, too")
     if not 0 < tls.handshake_timeout_s <= 300:
         problems.append("tls.handshake_timeout_s must be over 0 and at most 300")
     if tls.require_client_certificate and not tls.client_certificate_authority:

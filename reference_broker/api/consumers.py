@@ -48,7 +48,8 @@ class Member:
 
     connection = None
 
-    def __init__(self, desk: Desk, caller: Caller, group: str, member_id: str) -> None:
+    def __init__(self, desk: Desk, caller: Caller, group: str, member_id: str, *, bound: bool = False) -> None:
+        """``bound``: to a stream, which takes it out when it ends; then it is there although it is silent."""
         self.username = caller.username
         self.tenant = caller.tenant
         self.may_administer = caller.may_administer
@@ -63,6 +64,7 @@ class Member:
         self.assigned: dict[str, AssignmentEvent] = {}
         """The last assignment by queue, likewise."""
         self._desk = desk
+        self._bound = bound
         self._told = caller.told
         self._buffer: deque[Taken] = deque()
         self._wake: asyncio.Future[None] | None = None
@@ -94,7 +96,7 @@ class Member:
             notify=notify,
             on_end=self._rouse,
             credit=0,
-            heartbeats=True,
+            heartbeats=not self._bound,
         )
         self.consumers[told] = consumer
 
@@ -269,6 +271,38 @@ class Member:
         timeouts = [engine.config_of(each.queue).group.session_timeout_s for each in self.consumers.values()]
         return min(timeouts, default=30.0) / 3
 
+    async def claim(self, min_idle_s: float, limit: int) -> list[Taken]:
+        """Take over up to ``limit`` messages that others of its group, or it, have held for so long.
+
+        Raises :class:`QueueError` (IN_USE while a poll of it waits, NOT_PENDING when there are none, LIMIT).
+        """
+        if self._polls:
+            raise QueueError(QueueErrorCode.IN_USE, f"a poll of {self.client_id[:80]!r} is waiting")
+        self.heartbeat()
+        wanted = Claim(min_idle_s=min_idle_s, limit=limit)
+        (consumer,) = self.consumers.values()
+        driver, now = self._desk.turn()
+        groups = driver.node.engine.groups
+
+        def begin(confirm: Confirm) -> None:
+            self._grant(limit)
+            try:
+                groups.claim(
+                    consumer.queue, consumer.group, wanted, consumer_id=consumer.consumer_id, now=now, on_done=confirm
+                )
+            finally:
+                # Before the turn gives it anything else.
+                self._grant(0)
+
+        self._polls = True
+        try:
+            await self._desk.confirmed(begin)
+        finally:
+            self._polls = False
+            taken = list(self._buffer)
+            self._buffer.clear()
+        return taken
+
     def _grant(self, credit: int, drained: Drained | None = None) -> None:
         """Shared between its queues: each gets its part, and the first ones what is left over."""
         driver, now = self._desk.turn()
@@ -306,15 +340,17 @@ class Members:
             raise unknown_member(member_id, group)
         return found
 
-    def add(self, caller: Caller, group: str, member_id: str) -> Member:
-        """A new one, which has joined nothing yet. Raises :class:`QueueError` (LIMIT)."""
+    def add(self, caller: Caller, group: str, member_id: str, *, bound: bool = False) -> Member:
+        """A new one, which has joined nothing yet; see :class:`Member`. Raises :class:`QueueError` (LIMIT)."""
         limit = self._desk.config.max_consumers
         self._added += 1
         if self._added % _SWEEP_EVERY == 0 or len(self._members) >= limit:
             self._members = {key: each for key, each in self._members.items() if each.is_active}
         if len(self._members) >= limit:
             raise QueueError(QueueErrorCode.LIMIT, f"{limit} consumers come back for more, which is the limit")
-        member = self._members[group, member_id] = Member(self._desk, caller, group, member_id)
+        member = self._members[group, member_id] = Member(
+            self._desk, caller, group, member_id, bound=bound
+        )
         return member
 
     def remove(self, member: Member) -> None:
@@ -330,18 +366,31 @@ class Members:
     def known(self, caller: Caller, queue: str, group: str, consumer: str, pattern: str) -> Member | None:
         """The consumer of that name of one queue, if it is there."""
         try:
-            return self.find(caller, group, _member_id(caller, queue, consumer, pattern))
+            return self.find(caller, group, member_id(caller, queue, consumer, pattern))
         except QueueError:
             return None
 
     def one_of(
-        self, caller: Caller, queue: str, group: str, consumer: str, pattern: str, options: SubscribeOptions
+        self,
+        caller: Caller,
+        queue: str,
+        group: str,
+        consumer: str,
+        pattern: str,
+        options: SubscribeOptions,
+        *,
+        bound: bool = False,
     ) -> Member:
-        """Likewise; it joins if it is not there. Raises :class:`QueueError`."""
+        """Likewise; it joins if it is not there, or ``bound`` to a stream, takes the place of one that is.
+
+        Raises :class:`QueueError`.
+        """
         found = self.known(caller, queue, group, consumer, pattern)
-        if found is not None:
+        if found is not None and not bound:
             return found
-        member = self.add(caller, group, _member_id(caller, queue, consumer, pattern))
+        if found is not None:
+            self.remove(found)
+        member = self.add(caller, group, member_id(caller, queue, consumer, pattern), bound=bound)
         try:
             member.join(caller, queue, pattern, options)
         except BaseException:
@@ -350,10 +399,10 @@ class Members:
         return member
 
 
-def _member_id(caller: Caller, queue: str, consumer: str, pattern: str) -> str:
-    """Nobody's over another protocol, and no other user's."""
-    member_id = f"api:{caller.username or caller.client_id}:{consumer}:{queue}"
-    return f"{member_id}/{pattern}" if pattern else member_id
+def member_id(caller: Caller, queue: str, consumer: str, pattern: str) -> str:
+    """Of a consumer by its own name: nobody's over another protocol, and no other user's."""
+    named = f"api:{caller.username or caller.client_id}:{consumer}:{queue}"
+    return f"{named}/{pattern}" if pattern else named
 
 
 def unknown_member(member_id: str, group: str) -> QueueError:

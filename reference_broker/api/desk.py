@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.turns import Driver, Turns
 from assay.reference_broker.api.waiting import Slots
 from assay.reference_broker.config import HttpConfig
 from assay.reference_broker.core.broker import Broker
+from assay.reference_broker.core.rates import ArrivalRates, arrival_key
 from assay.reference_broker.queues import QueueEngine
+
+MAX_TRACKED: Final = 10_000
 
 
 class Desk(Turns):
@@ -21,8 +26,19 @@ class Desk(Turns):
         self.requests = Slots(config.max_requests, "requests")
         self.waiting = Slots(config.max_waiting, "requests that wait for messages")
         self.held_bytes = Slots(config.max_held_bytes, "bytes of requests")
+        self._rates: ArrivalRates | None = None
+        if config.requests_per_s:
+            self._rates = ArrivalRates(config.requests_per_s, config.request_burst, MAX_TRACKED)
         self.stopping = False
         self._on_stop: dict[Callable[[], None], None] = {}
+
+    def check_rate(self, client: str, *, is_user: bool = False) -> None:
+        """Raises :class:`RequestError` (RATE_LIMIT) for an address, or a user, that asks too often."""
+        if self._rates is None:
+            return
+        _, now = self.turn()
+        if not self._rates.allows(f"user {client}" if is_user else arrival_key("", client), now):
+            raise RequestError(Code.RATE_LIMIT, "this client asks too often: wait a little")
 
     def stop(self) -> None:
         """The broker is about to stop: whoever waits for messages goes without."""

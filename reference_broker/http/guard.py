@@ -21,7 +21,6 @@ from assay.reference_broker.api.callers import Arrival, Credentials, read_author
 from assay.reference_broker.api.problems import PROBLEMS, Code, RequestError, problem_of
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import is_loopback
-from assay.reference_broker.core.rates import ArrivalRates, arrival_key
 from assay.reference_broker.http.areas import JSON, PREFIX, SLASH
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
@@ -55,7 +54,6 @@ _GOQUEUE: Final = frozenset(
 )
 """First segments of GoQueue's paths, which stand at the root, under /v1 and here."""
 _OWN_VERSION: Final = "v1"
-MAX_TRACKED: Final = 10_000
 _CLIENT_ID: Final = (b"x-client-id", b"x-fluxmq-client-id")
 _USERNAME: Final = b"x-fluxmq-username"
 _TARGET: Final = re.compile(rb"/[!-~]*")
@@ -70,9 +68,6 @@ class Guard:
         self._service = service
         config = service.config
         self._hosts = frozenset(name.lower() for name in config.hosts)
-        self._rates: ArrivalRates | None = None
-        if config.requests_per_s:
-            self._rates = ArrivalRates(config.requests_per_s, config.request_burst, MAX_TRACKED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -100,12 +95,11 @@ class Guard:
         if scope["path"] in OPEN_PATHS and method in ("GET", "HEAD"):
             await self._app(scope, exchange.receive, exchange.send)
             return
-        if self._rates is not None:
-            self._check_rate(arrival.address)
+        self._service.check_rate(arrival.address)
         client_id = next((headers[name].decode("latin-1") for name in _CLIENT_ID if name in headers), None)
         caller = await self._service.callers.find(credentials_of(headers), arrival, client_id)
-        if self._rates is not None and caller.username is not None:
-            self._check_rate(f"user {caller.username}")
+        if caller.username is not None:
+            self._service.check_rate(caller.username, is_user=True)
         scope["state"]["caller"] = caller
         if scope["type"] == "websocket":
             await self._app(scope, exchange.receive, exchange.send)
@@ -126,12 +120,6 @@ class Guard:
         with self._service.held_bytes.take(min(length or config.max_body_bytes, config.max_held_bytes)):
             await exchange.take_body(config.max_body_bytes)
             await self._app(scope, exchange.receive, exchange.send)
-
-    def _check_rate(self, key: str) -> None:
-        assert self._rates is not None
-        _, now = self._service.turn()
-        if not self._rates.allows(key if key.startswith("user ") else arrival_key("", key), now):
-            raise RequestError(Code.RATE_LIMIT, "this client asks too often: wait a little")
 
     def _check_host(self, headers: dict[bytes, bytes], arrival: Arrival) -> None:
         if not arrival.loopback:

@@ -11,7 +11,6 @@ from uvicorn.server import ServerState
 
 from assay.reference_broker.api.callers import Arrival
 from assay.reference_broker.api.service import Service
-from assay.reference_broker.api.turns import Driver
 from assay.reference_broker.http.app import create_app
 from assay.reference_broker.http.guard import Guard
 from assay.reference_broker.http.protocol import HttpProtocol, WebSocketProtocol
@@ -23,9 +22,9 @@ _GOODBYE_S = 5.0
 class HttpServer:
     """Made once for a broker, when its first listener speaks HTTP."""
 
-    def __init__(self, driver: Driver) -> None:
-        config = driver.node.config.http
-        self.service = Service(lambda: driver, config)
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        self.service = service
         self._header_timeout_s = config.header_timeout_s
         self._max_connections: int | None = None
         self._states: list[ServerState] = []

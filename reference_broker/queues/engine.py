@@ -16,7 +16,11 @@ from assay.reference_broker.queues.groups.delivery import Delivery, Held
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify, PendingEntry
-from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
+from assay.reference_broker.queues.groups.subscribe_options import (
+    DEFAULT_OPTIONS,
+    CursorPosition,
+    SubscribeOptions,
+)
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
 from assay.reference_broker.queues.jobs.background_job import BackgroundJob
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
@@ -295,13 +299,26 @@ class QueueEngine(QueueOperations):
         consumer.credit = credit
         return consumer
 
-    def create_group(self, queue: str, group: str, now: float, on_begun: Confirm = ignore) -> None:
+    def create_group(
+        self,
+        queue: str,
+        group: str,
+        now: float,
+        on_begun: Confirm = ignore,
+        *,
+        pattern: str = "",
+        start: CursorPosition | None = None,
+    ) -> None:
         """Let a group begin before it has a consumer: from now on nothing goes before it has settled it.
 
-        ``on_begun``: as :meth:`when_begun`. Raises :class:`QueueError`.
+        ``on_begun``: as :meth:`when_begun`. ``pattern``, ``start``: as a consumer's pattern and cursor. Raises
+        :class:`QueueError`.
         """
         self._agenda.now = now
-        self._queue(queue).group(group, "").when_begun(on_begun)
+        found = self._queue(queue)
+        if start is not None:
+            found.write_unwritten()
+        found.group(group, pattern, start).when_begun(on_begun)
 
     def when_begun(self, consumer: Consumer, on_begun: Confirm) -> None:
         """Whoever subscribed is to be told so once its group is there for good: ``on_begun`` is called once, at once

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 
 import msgspec
 
 from assay.reference_broker.api.callers import Arrival
+from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import ConfigError, ListenerConfig, ListenerProtocol, Transport, is_loopback
 from assay.reference_broker.server.tcp import LINGER_S, NodeDriver, SocketProtocol
 from assay.reference_broker.server.tls import certificate_common_name, server_context
@@ -23,13 +24,15 @@ _SCHEMES = {
 }
 _AMQP_SCHEMES = {False: "amqp", True: "amqps"}
 _HTTP_SCHEMES = {False: "http", True: "https"}
+_GRPC_SCHEMES = {False: "grpc", True: "grpcs"}
 
 
 class ListenerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a listener listens."""
 
     scheme: str
-    """``mqtt``, ``mqtts``, ``ws``, ``wss``, ``amqp``, ``amqps``, ``http`` or ``https``: of the first protocol."""
+    """``mqtt``, ``mqtts``, ``ws``, ``wss``, ``amqp``, ``amqps``, ``http``, ``https``, ``grpc`` or ``grpcs``: of the
+    first protocol."""
     host: str
     port: int
     path: str = ""
@@ -55,6 +58,10 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
     context = server_context(tls, f"{where}.tls") if tls is not None else None
     loopback = is_loopback(listener.host)
     named = tls is not None and tls.use_certificate_name_as_username
+
+    if listener.protocols[0] is ListenerProtocol.GRPC:
+        host, port = await _start_grpc(driver, listener, where)
+        return ListenerAddress(scheme=_GRPC_SCHEMES[tls is not None], host=host, port=port)
 
     def plain() -> SocketProtocol:
         return SocketProtocol(
@@ -91,11 +98,11 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
 
 def _http(driver: NodeDriver, listener: ListenerConfig, loopback: bool, named: bool) -> Callable[[], asyncio.Protocol]:
     """What makes the protocols of a listener that speaks HTTP. Raises ``ConfigError`` without the extra."""
-    check_http()
+    check_extras((ListenerProtocol.HTTP,))
     from assay.reference_broker.http.server import HttpServer  # it takes long to import, and an extra
 
     if driver.http is None:
-        driver.http = HttpServer(driver)
+        driver.http = HttpServer(_service(driver))
 
     def arrival_of(transport: asyncio.Transport) -> Arrival | None:
         peer = transport.get_extra_info("peername")
@@ -108,12 +115,37 @@ def _http(driver: NodeDriver, listener: ListenerConfig, loopback: bool, named: b
     return driver.http.protocol(limit=listener.max_connections, arrival_of=arrival_of)
 
 
-def check_http() -> None:
-    """Raises ``ConfigError`` where the extra that HTTP needs is not installed."""
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        message = (
-            f"a listener speaks http, but {' and '.join(missing)} is not installed; install what it needs: "
-            "pip install 'assay-mq[http]', or from a checkout: pip install '.[http]'"
-        )
-        raise ConfigError(message)
+async def _start_grpc(driver: NodeDriver, listener: ListenerConfig, where: str) -> tuple[str, int]:
+    """Listen for gRPC, whose library has sockets and TLS of its own. Raises ``ConfigError``, :class:`OSError`."""
+    check_extras((ListenerProtocol.GRPC,))
+    from assay.reference_broker.grpc_api.server import GrpcServer  # it takes long to import, and an extra
+
+    if driver.grpc is None:
+        driver.grpc = GrpcServer(_service(driver), driver.node.config.grpc)
+    return await driver.grpc.listen(listener, where)
+
+
+def _service(driver: NodeDriver) -> Service:
+    """What all faces of requests and answers ask; HTTP's limits hold for all of them together."""
+    if driver.service is None:
+        driver.service = Service(lambda: driver, driver.node.config.http)
+    return driver.service
+
+
+_EXTRAS = {
+    ListenerProtocol.HTTP: ("fastapi", "uvicorn", "prometheus_client"),
+    ListenerProtocol.GRPC: ("grpc", "grpc_tools", "grpc_health", "grpc_reflection"),
+}
+
+
+def check_extras(protocols: Iterable[ListenerProtocol]) -> None:
+    """Raises ``ConfigError`` where an extra that one of the protocols needs is not installed."""
+    for protocol in protocols:
+        missing = [name for name in _EXTRAS.get(protocol, ()) if find_spec(name) is None]
+        if missing:
+            extra = protocol.value
+            message = (
+                f"a listener speaks {extra}, but {' and '.join(missing)} is not installed; install what it needs: "
+                f"pip install 'assay-mq[{extra}]', or from a checkout: pip install '.[{extra}]'"
+            )
+            raise ConfigError(message)

@@ -17,6 +17,9 @@ from assay.reference_broker.server.websocket import SUBPROTOCOL
 
 READY_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""And SETTINGS without any (RFC 9113, 3.4)."""
+_HTTP2_SETTINGS = 4
 _Event = TypeVar("_Event", bound=Event)
 
 
@@ -27,7 +30,7 @@ class NotReadyError(RuntimeError):
 async def check_handshake(
     address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP, or that HTTP is healthy.
+    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP, the start of HTTP/2, or that HTTP is healthy.
 
     Raises :class:`NotReadyError`.
 
@@ -36,11 +39,13 @@ async def check_handshake(
     host = address.host
     target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
     context = None
-    if address.scheme in ("mqtts", "wss", "amqps", "https"):
+    if address.scheme in ("mqtts", "wss", "amqps", "https", "grpcs"):
         # It talks to itself and sends no secret: whose certificate it is does not matter here.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+        if address.scheme == "grpcs":
+            context.set_alpn_protocols(["h2"])
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(target, address.port, ssl=context)
@@ -49,6 +54,11 @@ async def check_handshake(
                     writer.write(PROTOCOL_HEADER)
                     if (await reader.readexactly(1))[0] != FrameType.METHOD:
                         message = f"the listener {address.url} answered with something other than connection.start"
+                        raise NotReadyError(message)
+                elif address.scheme in ("grpc", "grpcs") and not certificate_required:
+                    writer.write(_HTTP2_PREFACE)
+                    if (await reader.readexactly(9))[3] != _HTTP2_SETTINGS:
+                        message = f"the listener {address.url} answered with something other than SETTINGS of HTTP/2"
                         raise NotReadyError(message)
                 elif address.scheme in ("http", "https") and not certificate_required:
                     # In its own name, which need not be one of those that the listener answers to.

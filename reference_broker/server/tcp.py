@@ -25,6 +25,8 @@ from assay.reference_broker.server.tls import certificate_common_name, unsent_by
 from assay.reference_broker.server.webhooks import WebhookSender
 
 if TYPE_CHECKING:
+    from assay.reference_broker.api.service import Service
+    from assay.reference_broker.grpc_api.server import GrpcServer
     from assay.reference_broker.http.server import HttpServer
 
 log = logging.getLogger("assay.broker")
@@ -225,6 +227,10 @@ class NodeDriver:
         self._acceptors: list[Acceptor] = []
         self.http: HttpServer | None = None
         """Of the listeners that speak HTTP."""
+        self.grpc: GrpcServer | None = None
+        """Likewise, gRPC."""
+        self.service: Service | None = None
+        """What both ask."""
         self.read_again: Callable[[Callable[[], None]], list[str]] | None = None
         """See :class:`assay.reference_broker.api.turns.Driver`."""
         most = connection_descriptors()
@@ -363,6 +369,8 @@ class NodeDriver:
             acceptor.close()
         if self.http is not None:
             await self.http.close()
+        if self.grpc is not None:
+            await self.grpc.close()
         await self._webhooks.close()
         await self._syncs.drain()
         self._closed = True

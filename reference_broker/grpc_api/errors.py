@@ -1,0 +1,65 @@
+"""What a refusal is over gRPC: a status, with details that programs read."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from assay.reference_broker.api.problems import PROBLEMS, AnyCode, Code, RequestError, problem_of
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+
+DOMAIN: Final = "assay"
+DETAILS: Final = "grpc-status-details-bin"
+_S: Final = grpc.StatusCode
+_Q: Final = QueueErrorCode
+_OF_HTTP: Final[dict[int, Any]] = {
+    400: _S.INVALID_ARGUMENT,
+    401: _S.UNAUTHENTICATED,
+    403: _S.PERMISSION_DENIED,
+    404: _S.NOT_FOUND,
+    405: _S.UNIMPLEMENTED,
+    408: _S.DEADLINE_EXCEEDED,
+    409: _S.FAILED_PRECONDITION,
+    413: _S.INVALID_ARGUMENT,
+    415: _S.INVALID_ARGUMENT,
+    421: _S.INVALID_ARGUMENT,
+    429: _S.RESOURCE_EXHAUSTED,
+    500: _S.INTERNAL,
+    501: _S.UNIMPLEMENTED,
+    503: _S.UNAVAILABLE,
+}
+_OTHERWISE: Final[dict[AnyCode, Any]] = {
+    _Q.EXISTS: _S.ALREADY_EXISTS,
+    _Q.LIMIT: _S.RESOURCE_EXHAUSTED,
+    _Q.STALE_GENERATION: _S.ABORTED,
+    _Q.FENCED: _S.ABORTED,
+    _Q.OUT_OF_SEQUENCE: _S.ABORTED,
+    _Q.BAD_CURSOR: _S.OUT_OF_RANGE,
+    Code.BUSY: _S.RESOURCE_EXHAUSTED,
+}
+
+
+def status_of(code: AnyCode) -> Any:
+    """The status of a problem: what HTTP makes of it, but where gRPC is more exact."""
+    return _OTHERWISE.get(code) or _OF_HTTP[PROBLEMS[code].status]
+
+
+def told(error: QueueError | RequestError) -> tuple[Any, str, bytes]:
+    """Status, text, and a serialized ``google.rpc.Status``: an ``ErrorInfo`` with the code in capitals as its reason,
+    and a ``RetryInfo`` where the same request may be taken later."""
+    problem = problem_of(error)
+    status = status_of(error.code)
+    packed = [
+        error_details_pb2.ErrorInfo(reason=problem.code.upper(), domain=DOMAIN, metadata=dict(problem.details)),
+    ]
+    if (wait_s := PROBLEMS[error.code].retry_after_s) is not None:
+        packed.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=wait_s)))
+    whole = status_pb2.Status(code=status.value[0], message=problem.detail)
+    for detail in packed:
+        held = any_pb2.Any()
+        held.Pack(detail)
+        whole.details.append(held)
+    return status, problem.detail, whole.SerializeToString()
