@@ -28,7 +28,6 @@ from assay.reference_broker.config import (
     BrokerConfig,
     ConfigError,
     ListenerConfig,
-    ListenerProtocol,
     Scope,
     check_config,
     load_config,

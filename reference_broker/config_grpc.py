@@ -17,7 +17,8 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
     max_calls: int = 1_256
     """Calls at once of a listener, streams included: each may hold one message."""
     max_buffered: int = 256
-    """Messages on their way to one consumer's stream: so many it gets before it has taken the first ones."""
+    """Unsettled messages of a consumer's stream that names no number, and of any stream those that are on their way to
+    it, or being published for it."""
     idle_s: float = 300.0
     """A connection without calls is closed after it."""
     reflection: bool = True

@@ -46,7 +46,9 @@ NODE = "reference_broker.node"
 SERVER = "reference_broker.server"
 API = "reference_broker.api"
 HTTP = "reference_broker.http"
+GRPC = "reference_broker.grpc_api"
 CONFIG_HTTP = "reference_broker.config_http"
+CONFIG_GRPC = "reference_broker.config_grpc"
 
 QUEUE_ROOMS = (
     "jobs",
@@ -68,6 +70,7 @@ RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
     CONFIG: (
         CONFIG_AMQP091,
+        CONFIG_GRPC,
         CONFIG_HTTP,
         CONFIG_LISTENERS,
         CONFIG_MQTT,
@@ -82,6 +85,7 @@ RULES: dict[str, tuple[str, ...]] = {
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_AMQP091: (CONFIG_MQTT,),
     CONFIG_HTTP: (CONFIG_MQTT,),
+    CONFIG_GRPC: (CONFIG_MQTT,),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
@@ -110,7 +114,8 @@ RULES: dict[str, tuple[str, ...]] = {
     # What faces of requests and answers share knows none of them.
     API: (NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
     HTTP: (API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
-    SERVER: (HTTP, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    GRPC: (API, CORE, QUEUES, ROUTING, CONFIG),
+    SERVER: (HTTP, GRPC, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),

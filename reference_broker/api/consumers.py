@@ -348,9 +348,7 @@ class Members:
             self._members = {key: each for key, each in self._members.items() if each.is_active}
         if len(self._members) >= limit:
             raise QueueError(QueueErrorCode.LIMIT, f"{limit} consumers come back for more, which is the limit")
-        member = self._members[group, member_id] = Member(
-            self._desk, caller, group, member_id, bound=bound
-        )
+        member = self._members[group, member_id] = Member(self._desk, caller, group, member_id, bound=bound)
         return member
 
     def remove(self, member: Member) -> None:

@@ -1,4 +1,7 @@
-"""``fluxmq.queue.v1.QueueService``: queues, appended to, read and consumed. Each function serves the method of its name."""
+"""``fluxmq.queue.v1.QueueService``: queues, appended to, read and consumed.
+
+Each function serves the method of its name.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +280,7 @@ def _appended(call: Call, became: list[Became], count: int | None = None) -> Any
 @served(Scope.READ)
 async def read(call: Call, asked: Any) -> Any:
     name, partition = _place(call, asked)
-    found, _ = call.service.engine.read(name, partition, asked.offset, 1)
+    found, _ = _read(call, name, partition, asked.offset, 1)
     if not found or found[0][0] != asked.offset:
         text_ = f"partition {partition} of {asked.queue_name[:80]!r} has no message at offset {asked.offset}"
         raise QueueError(QueueErrorCode.BAD_CURSOR, text_)
@@ -287,18 +290,24 @@ async def read(call: Call, asked: Any) -> Any:
 @served(Scope.READ)
 async def read_batch(call: Call, asked: Any) -> Any:
     name, partition = _place(call, asked)
-    engine = call.service.engine
     limit = min(asked.limit or _USUAL, _MOST, call.service.config.max_batch)
-    found, following = engine.read(name, partition, asked.start_offset, limit)
+    found, following = _read(call, name, partition, asked.start_offset, limit)
     kept = _within(found, min(asked.max_bytes or call.config.max_message_bytes, call.config.max_message_bytes >> 1))
     if kept < len(found):
         following = found[kept][0]
-    end = engine.places(name, LATEST)[partition][2]
+    end = call.service.engine.places(name, LATEST)[partition][2]
     return M.ReadBatchResponse(
         messages=[_stored(call, name, partition, *each) for each in found[:kept]],
         next_offset=following,
         end_of_queue=following >= end,
     )
+
+
+def _read(
+    call: Call, name: str, partition: int, offset: int, limit: int
+) -> tuple[list[tuple[int, StoredMessage]], int]:
+    driver, now = call.service.turn()
+    return driver.node.engine.read(name, partition, offset, limit, now)
 
 
 def _within(found: list[tuple[int, StoredMessage]], most: int) -> int:
@@ -332,7 +341,7 @@ async def seek_to_timestamp(call: Call, asked: Any) -> Any:
 async def _seek(call: Call, asked: Any, position: CursorPosition) -> Any:
     name, partition = _place(call, asked)
     _, offset, _ = call.service.engine.places(name, position)[partition]
-    found, _ = call.service.engine.read(name, partition, offset, 1)
+    found, _ = _read(call, name, partition, offset, 1)
     at, enqueued_at = (found[0][0], found[0][1].enqueued_at) if found else (offset, 0.0)
     by_time = position.kind is CursorKind.TIME
     exact = bool(found) and (int(enqueued_at * 1000) == position.value if by_time else at == position.value)
@@ -490,18 +499,14 @@ async def join_group(call: Call, asked: Any) -> Any:
     await member.wait_until_assigned()
     name, group = _known_group(call, asked)
     found = call.service.engine.groups.details(name, group)
-    return M.JoinGroupResponse(
-        generation_id=member.generation, consumers=_consumers(call, asked.queue_name, found)
-    )
+    return M.JoinGroupResponse(generation_id=member.generation, consumers=_consumers(call, asked.queue_name, found))
 
 
 def _member(call: Call, asked: Any, *, bound: bool = False, prefetch: int = 0) -> Any:
     group, pattern = group_of(asked.group_id)
     options = SubscribeOptions(prefetch=prefetch, receipts=True)
     consumer = asked.consumer_id or "default"
-    return call.service.members.one_of(
-        call.caller, asked.queue_name, group, consumer, pattern, options, bound=bound
-    )
+    return call.service.members.one_of(call.caller, asked.queue_name, group, consumer, pattern, options, bound=bound)
 
 
 def _member_id(call: Call, asked: Any) -> str:
@@ -546,8 +551,9 @@ async def consume(call: Call, asked: Any) -> Any:
 
 @served(Scope.READ)
 async def consume_queue(call: Call, asked: Any) -> None:
-    most = min(asked.max_in_flight or call.config.max_buffered, call.config.max_buffered)
-    member = _member(call, asked, bound=True, prefetch=asked.max_in_flight)
+    prefetch = asked.max_in_flight or call.config.max_buffered
+    most = min(prefetch, call.config.max_buffered)
+    member = _member(call, asked, bound=True, prefetch=prefetch)
     with ends_with(call, member):
         while True:
             for each in await member.poll(most, call.service.config.max_poll_s, never):

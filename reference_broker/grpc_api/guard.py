@@ -110,6 +110,9 @@ class Guard:
                 await refuse(context, error)
             except grpc.aio.AbortError:
                 raise
+            except grpc.aio.InternalError:
+                # The client has gone, and the library cannot write to it.
+                return
             except Exception:
                 trace = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
                 self._service.turn()[0].warn("bug", f"a call failed, by a bug of the broker: {trace}")
@@ -152,9 +155,7 @@ class Guard:
         return Call(self._service, self._config, caller, context)
 
 
-_NOBODY: Final = Caller(
-    username=None, client_id="", scopes=frozenset(), grants=None, tenant=None, may_administer=False
-)
+_NOBODY: Final = Caller(username=None, client_id="", scopes=frozenset(), grants=None, tenant=None, may_administer=False)
 
 
 async def refuse(context: Any, error: QueueError | RequestError) -> None:

@@ -91,7 +91,7 @@ class GrpcServer:
             self._add_standard(server, guard, reflection_pb2, servicer)
 
     def _add_standard(self, server: Any, guard: Guard, module: Any, servicer: Any) -> None:
-        """Serve one of gRPC's own services, by the library's class. Anybody may ask once whether the broker is there."""
+        """Serve one of gRPC's own services, by the library's class; anybody may ask whether the broker is there."""
         service = _only(module)
         handlers = {
             kind.name: guard.handler(
@@ -142,9 +142,8 @@ def _snake(name: str) -> str:
 def _credentials(tls: TlsConfig, where: str) -> Any:
     """As :func:`assay.reference_broker.server.tls.server_context`, which has looked at the files before."""
     try:
-        pairs = [
-            (Path(each.key).read_bytes(), Path(each.certificate).read_bytes()) for each in (tls, *tls.certificates)
-        ]
+        named = [(tls.key, tls.certificate), *((each.key, each.certificate) for each in tls.certificates)]
+        pairs = [tuple(Path(path).read_bytes() for path in pair) for pair in named]
         authority = Path(tls.client_certificate_authority).read_bytes() if tls.require_client_certificate else None
     except OSError as error:
         message = f"{where}: {error}"

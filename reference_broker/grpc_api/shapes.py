@@ -26,7 +26,7 @@ def split(seconds: float) -> dict[str, int]:
 
 def seconds_of(value: Any) -> float:
     """Of a ``Duration`` or ``Timestamp``. Raises :class:`RequestError` for one below 0."""
-    seconds = float(value.seconds) + value.nanos / _NS
+    seconds: float = value.seconds + value.nanos / _NS
     if seconds < 0:
         raise RequestError(Code.BAD_REQUEST, "times and durations are not negative here")
     return seconds

@@ -30,7 +30,8 @@ class NotReadyError(RuntimeError):
 async def check_handshake(
     address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP, the start of HTTP/2, or that HTTP is healthy.
+    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP or HTTP/2, or that HTTP is
+    healthy.
 
     Raises :class:`NotReadyError`.
 

@@ -120,9 +120,7 @@ def test_reflection_tells_who_may_read_what_there_is(guarded: Served) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         next(stub.ServerReflectionInfo(iter(asked), timeout=20))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    told_ = list(
-        stub.ServerReflectionInfo(iter(asked), timeout=20, metadata=(("authorization", "Bearer assay_read"),))
-    )
+    told_ = list(stub.ServerReflectionInfo(iter(asked), timeout=20, metadata=(("authorization", "Bearer assay_read"),)))
     names = {each.name for each in told_[0].list_services_response.service}
     assert {"fluxmq.queue.v1.QueueService", "grpc.health.v1.Health"} < names
     assert told_[1].file_descriptor_response.file_descriptor_proto
@@ -219,7 +217,10 @@ def test_what_cannot_be_configured_is_told() -> None:
 
 def test_an_address_in_use_is_told(served: Served) -> None:
     port = int(served.targets[0].rpartition(":")[2])
-    with pytest.raises(OSError, match="in use"), Broker(BrokerConfig(listeners=(ListenerConfig(port=port, protocols=GRPC),))):
+    with (
+        pytest.raises(OSError, match="in use"),
+        Broker(BrokerConfig(listeners=(ListenerConfig(port=port, protocols=GRPC),))),
+    ):
         pass
 
 
@@ -234,3 +235,13 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     assert finished.returncode == 2, finished.stderr
     assert finished.stderr.count("\n") == 1, finished.stderr
     assert "'assay-mq[grpc]'" in finished.stderr
+
+
+def test_the_page_tells_every_status() -> None:
+    """docs/grpc.md lists what each status stands for."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "grpc.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `") and line.count("|") == 3]
+    listed = {(status.strip(" `"), code.strip(" `")) for status, codes in rows for code in codes.split(",")}
+    http_only = {"cross_site", "no_such_route", "method_not_allowed", "misdirected", "media_type"}
+    known = {(status_of(code).name, code.value.upper()) for code in PROBLEMS if code.value not in http_only}
+    assert known <= listed, known - listed
