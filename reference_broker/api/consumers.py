@@ -271,38 +271,6 @@ class Member:
         timeouts = [engine.config_of(each.queue).group.session_timeout_s for each in self.consumers.values()]
         return min(timeouts, default=30.0) / 3
 
-    async def claim(self, min_idle_s: float, limit: int) -> list[Taken]:
-        """Take over up to ``limit`` messages that others of its group, or it, have held for so long.
-
-        Raises :class:`QueueError` (IN_USE while a poll of it waits, NOT_PENDING when there are none, LIMIT).
-        """
-        if self._polls:
-            raise QueueError(QueueErrorCode.IN_USE, f"a poll of {self.client_id[:80]!r} is waiting")
-        self.heartbeat()
-        wanted = Claim(min_idle_s=min_idle_s, limit=limit)
-        (consumer,) = self.consumers.values()
-        driver, now = self._desk.turn()
-        groups = driver.node.engine.groups
-
-        def begin(confirm: Confirm) -> None:
-            self._grant(limit)
-            try:
-                groups.claim(
-                    consumer.queue, consumer.group, wanted, consumer_id=consumer.consumer_id, now=now, on_done=confirm
-                )
-            finally:
-                # Before the turn gives it anything else.
-                self._grant(0)
-
-        self._polls = True
-        try:
-            await self._desk.confirmed(begin)
-        finally:
-            self._polls = False
-            taken = list(self._buffer)
-            self._buffer.clear()
-        return taken
-
     def _grant(self, credit: int, drained: Drained | None = None) -> None:
         """Shared between its queues: each gets its part, and the first ones what is left over."""
         driver, now = self._desk.turn()

@@ -38,6 +38,7 @@ from assay.reference_broker.queues.groups.subscribe_options import (
 )
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.queues.operations.group_operations import Claim
 
 M: Final = schema.fluxmq()
 _MOST: Final = 1_000
@@ -610,7 +611,9 @@ async def _settle(
 @served(Scope.READ)
 async def claim(call: Call, asked: Any) -> Any:
     limit = min(asked.limit or _USUAL, call.service.config.max_batch)
-    taken = await _member(call, asked).claim(seconds_of(asked.min_idle_time), limit)
+    member = _member(call, asked)
+    (queue,) = member.consumers
+    taken = await member.claim(queue, Claim(min_idle_s=seconds_of(asked.min_idle_time), limit=limit))
     return M.ClaimResponse(messages=[_delivered(call, each, asked.consumer_id) for each in taken])
 
 
