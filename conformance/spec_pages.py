@@ -47,6 +47,7 @@ PREFIXES = {
     "admin": ("ADMIN",),
     "embedded": ("API",),
     "tenants": ("TENANT",),
+    "access": ("ACCESS",),
 }
 """Pages in the order of reading, with what their ids begin with."""
 _FIRST = {"PUBLISH": 2, "DELIVER": 3, "ACK": 3, "NACK": 1, "REJECT": 1, "CONTROL": 2}

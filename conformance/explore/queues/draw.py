@@ -138,7 +138,7 @@ class _Tail:
             queue=self._queue,
             partition=pick((0, 0, 0, 1)),
             what=pick(whats),
-            back=pick((0, 0, 1, 2, 30)),
+            back=pick((0, 1, 2, 30, 31)),
             afresh=pick((False,) * 7 + (True,)),
         )
 
@@ -149,11 +149,11 @@ class _Tail:
 
     def steps(self) -> Iterator[plan.Step]:
         pick, draw = self._chance.choice, self._draw
-        for _ in range(pick((4, 8, 12, 40))):
+        for _ in range(pick((12, 24, 45))):
             yield (
                 self.numbered() if pick((True, True, True, False)) else pick((self.stray(), draw.settle(), draw.step()))
             )
-            if draw.bent.restart and pick((True, *[False] * 9)):
+            if draw.bent.restart and pick((True, *[False] * 14)):
                 yield plan.Restart(amid=pick((None, self.numbered())))
                 draw.gone()
                 yield draw.join(pick((0, 0, 1, 2)))

@@ -25,6 +25,8 @@ class _Sent:
     publish: Publish
     answered: Callable[[bool | None], None] | None
     """What is told the first answer, until there is one."""
+    message_id: str = ""
+    """As an answer told it."""
 
 
 @dataclass(eq=False)
@@ -94,18 +96,23 @@ class NumberedRequests(Asking):
         message, properties = message_of(step, queue, number, self.oracle.serial, self.token)
         message.burst, message.client = self.oracle.round, 20
         answered = self.oracle.publish(queue, message) if is_told else lambda _accepted: None
-        named = *properties.user_property, *numbering.named, ("sequence", str(sequence))
+        named = *properties.user_property, *numbering.named, ("sequence", str(sequence)), ("receipt", "1")
         publish = Publish(
             topic=message.topic, payload=message.payload, qos=1, properties=type(properties)(user_property=named)
         )
         return publish, number, answered
 
     def _send_numbered(self, producer: int, sent: _Sent, what: str) -> None:
-        accepted = self._ask_numbered(producer, sent.publish, what)
-        if accepted is None:
+        answer = self._ask_numbered(producer, sent.publish, what)
+        if answer is None:
             return
-        if not accepted:
-            raise violation(QueueRule.NUMBERED, f"{what} of producer {producer} is refused")
+        if answer.reason_code >= FIRST_FAILURE_CODE:
+            raise violation(QueueRule.NUMBERED, f"{what} of producer {producer} is refused: {answer}")
+        told = dict(answer.properties.user_property).get("message-id", "")
+        if not told or sent.message_id not in ("", told):
+            text = f"{what} of producer {producer} is told the id {told!r}, and was told {sent.message_id!r}"
+            raise violation(QueueRule.NUMBERED, text, "Q-IDEM-02")
+        sent.message_id = told
         if sent.answered is not None:
             sent.answered(True)
             sent.answered = None
@@ -113,7 +120,8 @@ class NumberedRequests(Asking):
     def _send_refused(self, numbering: _Numbering, queue: Queue, partition: int, sequence: int, clause: str) -> None:
         publish, number, _ = self._made(numbering, queue, partition, sequence, is_told=False)
         what = f"sequence {sequence} (message {number})"
-        if self._ask_numbered(0, publish, what):
+        answer = self._ask_numbered(0, publish, what)
+        if answer is not None and answer.reason_code < FIRST_FAILURE_CODE:
             raise violation(QueueRule.NUMBERED, f"{what} is accepted", clause)
 
     def _send_fenced(self, producer: int, queue: Queue, partition: int) -> None:
@@ -122,7 +130,7 @@ class NumberedRequests(Asking):
             if not sent or sent[-1].answered is None:
                 self._send_refused(older, queue, partition, len(sent), "Q-IDEM-06")
 
-    def _ask_numbered(self, producer: int, publish: Publish, what: str) -> bool | None:
+    def _ask_numbered(self, producer: int, publish: Publish, what: str) -> Puback | None:
         named = publish.properties.user_property
         client = self.client(f"n{producer}")
         packet_id = self.send_request(client, publish.topic, named, publish.payload)
@@ -130,7 +138,7 @@ class NumberedRequests(Asking):
             return None
         answer = self.answer(client, packet_id, what)
         assert isinstance(answer, Puback)
-        return answer.reason_code < FIRST_FAILURE_CODE
+        return answer
 
     def name_what_is_not(self, step: plan.Stray) -> None:
         """Ask for what never was: in the partition behind the last one. It is refused, and changes nothing."""

@@ -43,6 +43,9 @@ FOUND = {
     "wire-size-without-properties": 20,
     "wire-keys-stay-in-four-partitions": 2,
     "wire-reset-spares-retried": 35,
+    "queue-sequences-forgotten": 10,
+    "queue-remembers-one-sequence": 10,
+    "queue-gap-taken": 10,
     "queue-tenant-name-shows": 2,
     "queue-tenant-name-in-refusals": 26,
 }
