@@ -10,8 +10,9 @@ of d.value::
     A10 = {d : s.status = fail}                                    the broker refused it and delivered it all the same
     C1  = {d : an earlier main delivery of the same (queue, partition, offset), offset >= 0, has another value}
 
-C1 is skipped for a position when a crash or power loss overlaps the interval between its first and its last delivery:
-a broker may give the offset of a message that it had not acknowledged, and lost, to another one.
+C1 is skipped for a position when a crash or power loss overlaps the interval from its first delivery, or the begin of a
+session that took one of its deliveries, to its last delivery: a broker may give the offset of a message that it had not
+acknowledged, and lost, to another one, and a delivery of before may have been on its way meanwhile.
 
 Severity: ``safety``; of an A10 ``quality`` when a fault of an UNCERTAIN kind, which leaves a broker in doubt of what is
 on its disk, overlaps (s.inv_idx, d.idx). A delivery counts under the first rule that matches, in the order A7, A5, A9,
@@ -110,7 +111,8 @@ def _check_positions(tables: Tables) -> list[Anomaly]:
             conflicts.setdefault(position, []).append(event)
     rows = []
     for position, events in conflicts.items():
-        if active(tables, CRASHING, first[position].index, events[-1].index):
+        since_idx = min(tables.started.get(event.process, event.index) for event in (first[position], *events))
+        if active(tables, CRASHING, since_idx, events[-1].index):
             continue
         seen = {first[position].value}
         for event in events:

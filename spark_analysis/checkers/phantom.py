@@ -31,12 +31,13 @@ WHERE j.anomaly IS NOT NULL
 
 ONE_OFFSET_TWO_VALUES: Final = """
 WITH placed AS (
-    SELECT *,
+    SELECT m.*,
            min(value) OVER earlier AS least, max(value) OVER earlier AS greatest,
-           min(idx) OVER whole AS first_idx, max(idx) OVER whole AS last_idx
-    FROM {main} WHERE offset >= 0
-    WINDOW whole AS (PARTITION BY run_id, queue, partition, offset),
-           earlier AS (PARTITION BY run_id, queue, partition, offset ORDER BY idx
+           min(b.since) OVER whole AS first_idx, max(idx) OVER whole AS last_idx
+    FROM {main} m JOIN {started} b ON b.run_id = m.run_id AND b.process = m.process  -- on its way since then, perhaps
+    WHERE offset >= 0
+    WINDOW whole AS (PARTITION BY m.run_id, queue, partition, offset),
+           earlier AS (PARTITION BY m.run_id, queue, partition, offset ORDER BY idx
                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
 SELECT p.run_id, 'phantom' AS checker, 'C1' AS anomaly, 'safety' AS severity, p.queue, p.consumer_group, p.value, p.idx,

@@ -99,6 +99,19 @@ def clean(messages: int = 20) -> Story:
     return story
 
 
+def held_up() -> Story:
+    """As :func:`clean`, and a delivery of before a crash came after it, when its offset was given away."""
+    story = clean()
+    story.subscribe("c2")
+    story.publish("p", 30, OpType.INFO)
+    story.fault("crash")
+    story.deliver("p-30", "c2", offset=903, partition=0)
+    story.event(OpKind.SESSION_END, OpType.OK, "c2")
+    story.consume(story.publish("p", 31), offset=903, partition=0)
+    story.drain()
+    return story
+
+
 def planted(anomaly: str) -> Story:
     """A run with exactly one anomaly, of the given catalogue id."""
     story = Story()

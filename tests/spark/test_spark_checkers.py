@@ -105,6 +105,10 @@ def specimens() -> Runs:
         for name in histories.PLANTED
     }
     runs["clean"] = (HistoryHeader(run_id="clean", contract=histories.CONTRACT), histories.clean().events)
+    runs["clean-held-up"] = (
+        HistoryHeader(run_id="clean-held-up", contract=histories.CONTRACT),
+        histories.held_up().events,
+    )
     for seed in range(4):
         right = right_history(random.Random(seed), messages=60, groups=1 + seed % 2, consumers=1 + seed % 3)
         header = HistoryHeader(run_id=f"right-{seed}", contract=MODEL_CONTRACT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from assay.conformance.checkers import check_history
 from assay.reference_broker.trace.results import Severity, Verdict
@@ -203,6 +204,19 @@ class TestPhantom:
         history.fault("power_loss")
         history.deliver(history.send(1), at=0)
         assert history.found() == []
+
+    @pytest.mark.parametrize("began_before", [True, False])
+    def test_a_delivery_of_before_a_crash_may_come_after_it(self, began_before: bool) -> None:
+        """Seed 10010 of passing-groups: what the network held up came after the crash that gave its offset away."""
+        history = History()
+        if began_before:
+            history.add("old", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        first = history.send(0, status=INFO)
+        history.fault("power_loss")
+        history.deliver(first, to="old")
+        history.end_session("old")
+        history.deliver(history.send(1), at=0)
+        assert history.found() == ([] if began_before else [("C1", "p-1")])
 
 
 class TestDuplicate:
