@@ -10,6 +10,8 @@ import msgspec
 LANES: Final = ("critical", "high", "normal", "low", "background")
 """Priorities of queues, the most urgent first."""
 MAX_SESSION_EXPIRY_S: Final = 4_294_967_295
+MAX_RECEIVE: Final = 256
+"""Deliveries in flight that a client takes unless it says fewer."""
 LONGEST_DELAY_S: Final = 3_600.0
 Range = tuple[float, float]
 """The least and the most; what is drawn lies evenly between them."""
@@ -101,7 +103,14 @@ class _Clients(_Part, frozen=True, kw_only=True):
     """Of consumers, and of subscribers."""
 
 
-class QueueWorkload(_Clients, frozen=True, kw_only=True, tag_field="kind", tag="queue"):
+class _MqttClients(_Clients, frozen=True, kw_only=True):
+    """What the clients over MQTT have."""
+
+    receive_maximum: int = MAX_RECEIVE
+    """Deliveries that consumers and subscribers of MQTT 5.0 take at a time without having answered one."""
+
+
+class QueueWorkload(_MqttClients, frozen=True, kw_only=True, tag_field="kind", tag="queue"):
     """Producers and consumers of one durable queue, over MQTT 5."""
 
     kind: ClassVar[str] = "queue"
@@ -169,7 +178,7 @@ class Wills(_Part, frozen=True, kw_only=True):
     absences: Absences = Absences()
 
 
-class MqttWorkload(_Clients, frozen=True, kw_only=True, tag_field="kind", tag="mqtt"):
+class MqttWorkload(_MqttClients, frozen=True, kw_only=True, tag_field="kind", tag="mqtt"):
     """Plain MQTT: publishers, sessions, shared subscriptions, retained messages and wills in one topic space."""
 
     kind: ClassVar[str] = "mqtt"
@@ -337,6 +346,8 @@ def _client_problems(workload: Workload) -> Iterator[str]:
             yield f"{name}: must be above 0"
     if not 1 <= workload.keep_alive_s <= 65_535:
         yield "keep_alive_s: must be 1 to 65535"
+    if isinstance(workload, _MqttClients) and not 1 <= workload.receive_maximum <= 65_535:
+        yield "receive_maximum: must be 1 to 65535"
     if workload.absences is not None:
         yield from _absence_problems("absences", workload.absences, take_over=isinstance(workload, MqttWorkload))
 

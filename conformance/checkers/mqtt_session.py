@@ -9,9 +9,10 @@ the client, and must have noticed it when the client did, unless the network kep
     S2 = {c_k accepted as resumed : no c_i, i < k, at all; or x >= 0, c_k.inv_ns > c_last.end_ns + x + LATE_SLACK_NS,
           and no fault overlaps (c_last.inv_idx, c_k.ok_idx)}
 
-with c_last = c_(k-1), and END where that has not ended (a takeover). Connections without an answer may have begun the
-session, or its time anew, so c_i counts with them for S2 and c_last is one of them, too. Sessions with x = 0 are passed
-over. MQTT-3.1.2-4 to -6, MQTT-4.1.0-1, -2; 3.1.1: MQTT-3.1.2-4.
+with c_last = c_(k-1), of S1 the last one before c_k that was not refused, and END where that has not ended (a
+takeover). Connections without an answer may have begun the session, or its time anew, so c_i counts with them for S2
+and c_last is one of them, too; a refused one does neither. Sessions with x = 0 are passed over. MQTT-3.1.2-4 to -6,
+MQTT-4.1.0-1, -2; 3.1.1: MQTT-3.1.2-4.
 
 S1 is ``quality`` when a fault that the contract lets destroy what was acknowledged began since c_last was accepted.
 Both are not claimed after a fault of the clock. Severity else: ``safety``; ``index`` is that of CONNECT ``ok``.
@@ -36,16 +37,20 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     rows = []
     for name, links in tables.sessions.items():
         seen = False
+        before: Link | None = None
+        """The last one that was not refused."""
         for number, link in enumerate(links):
             if link.status is OpType.OK and link.expiry_ns != 0:
                 last = links[number - 1] if number else None
                 if link.present:
                     if last is None or _outlived(tables, last, link):
                         rows.append(_row("S2", name, link, "resumed although it had ended", Severity.SAFETY))
-                elif seen and last is not None and not _over(last, link) and not _wrong_clock(tables, link):
-                    severity = quality_if(destroyed(tables, contract, last.inv_idx, link.ok_idx))
+                elif seen and before is not None and not _over(before, link) and not _wrong_clock(tables, link):
+                    severity = quality_if(destroyed(tables, contract, before.inv_idx, link.ok_idx))
                     rows.append(_row("S1", name, link, "lost before its time", severity))
                 seen = True
+            if link.status is not OpType.FAIL:
+                before = link
     return rows
 
 

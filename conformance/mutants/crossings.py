@@ -227,8 +227,8 @@ def too_large_keeps_place(patch: Patch) -> None:
 )
 def first_frees_for_all(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def adopt(self: SessionJournal, shared: dict[int, int], *, has_version: bool) -> None:
-            original(self, {number: min(count, 1) for number, count in shared.items()}, has_version=has_version)
+        def adopt(self: SessionJournal, shared: dict[int, int], *given: Any, **more: Any) -> None:
+            original(self, {number: min(count, 1) for number, count in shared.items()}, *given, **more)
 
         return adopt
 

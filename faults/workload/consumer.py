@@ -90,6 +90,7 @@ class ConsumerClient(MqttClient):
         coming: Coming | None = None,
     ) -> None:
         super().__init__(client_id, Timing.of(workload), history, _MAX_IN_FLIGHT, coming=coming)
+        self._takes_at_once = workload.receive_maximum
         self.group = group
         """As the broker knows it."""
         self.life = group

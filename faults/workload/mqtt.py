@@ -10,6 +10,8 @@ import random
 import zlib
 from typing import Final
 
+import msgspec
+
 from assay.conformance.wire import (
     Connack,
     Connect,
@@ -35,10 +37,10 @@ from assay.faults.workload.client import (
 )
 from assay.faults.workload.drain import Ledger
 from assay.faults.workload.history import EventFields, HistoryRecorder
-from assay.faults.workload.mqtt_client import MAX_PACKET_BYTES, MAX_RECEIVE, MqttClient
+from assay.faults.workload.mqtt_client import MqttClient
 from assay.faults.workload.payload import PayloadError, decode_payload, encode_payload
 from assay.faults.workload.producer import OpenLoopPublisher
-from assay.faults.workload_kinds import MqttWorkload, Retained, Wills
+from assay.faults.workload_kinds import MAX_RECEIVE, MqttWorkload, Retained, Wills
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 MQTT_PREFIX: Final = "$mqtt/"
@@ -109,17 +111,9 @@ class PublisherClient(OpenLoopPublisher, MqttClient):
 
 def session_connect(packet: Connect, expiry_s: int) -> Connect:
     """A CONNECT that resumes its session, and asks for one that outlives the connection."""
-    asked = Properties(
-        receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES, session_expiry_interval=expiry_s
-    )
-    return Connect(
-        client_id=packet.client_id,
-        version=packet.version,
-        clean=False,
-        keep_alive_s=packet.keep_alive_s,
-        will=packet.will,
-        properties=asked if packet.version == 5 else Properties(),
-    )
+    is_new = packet.version == 5
+    asked = msgspec.structs.replace(packet.properties, session_expiry_interval=expiry_s if is_new else None)
+    return msgspec.structs.replace(packet, clean=False, properties=asked)
 
 
 class Session:
@@ -181,6 +175,7 @@ class SubscriberClient(MqttClient):
     ) -> None:
         version = version_of(workload)
         super().__init__(client_id, Timing.of(workload), history, MAX_RECEIVE, coming=coming, version=version)
+        self._takes_at_once = workload.receive_maximum
         self._workload = workload
         self._ledger = ledger
         self._session = session

@@ -27,13 +27,12 @@ from assay.conformance.wire import (
 )
 from assay.faults.workload.client import ClientPhase, Coming, Operation, Timing, WorkloadClient
 from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.faults.workload_kinds import MAX_RECEIVE
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 _MAX_PACKET_ID: Final = 65_535
 _REFUSED: Final = 0x80
 """Reason codes from here on refuse (5.0, section 2.4)."""
-MAX_RECEIVE: Final = 256
-"""Receive Maximum that a client asks for."""
 MAX_PACKET_BYTES: Final = 2 * 1_048_576
 """Maximum Packet Size that a client asks for."""
 
@@ -57,6 +56,8 @@ class MqttClient(WorkloadClient):
         self.version = version
         self._decoder = Decoder(version, max_packet_bytes=MAX_PACKET_BYTES)
         self._last_packet_id = 0
+        self._takes_at_once = MAX_RECEIVE
+        """Receive Maximum that it asks for."""
 
     # What the base asks for
 
@@ -89,7 +90,7 @@ class MqttClient(WorkloadClient):
         self._begin_handshake(ClientPhase.CONNECTING, OpKind.CONNECT, now, fields)
 
     def _connect_packet(self) -> Connect:
-        asked = Properties(receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES)
+        asked = Properties(receive_maximum=self._takes_at_once, maximum_packet_size=MAX_PACKET_BYTES)
         return Connect(
             client_id=self.client_id,
             version=self.version,

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from assay.faults.scenario import QueueWorkload, Scenario, Settlement, Topology
+from assay.faults.scenario import MqttWorkload, QueueWorkload, Scenario, Settlement, Topology
+from assay.faults.workload_kinds import Absences, Retained, Wills, Workload
 from assay.reference_broker.config import (
+    BrokerConfig,
     Durability,
     Ordering,
     QueueConfig,
@@ -41,6 +43,8 @@ class OptionDraw(msgspec.Struct, frozen=True, kw_only=True):
     values: Draw
     apply: Apply
     """Gives the scenario a value of it."""
+    of: tuple[type[Workload], ...] = (QueueWorkload,)
+    """Kinds of workloads of which one must be there."""
     chance: float = 0.25
     """That a schedule changes it at all."""
     longest_s: Callable[[QueueConfig], float] | None = None
@@ -71,16 +75,37 @@ def broker_option(path: str) -> Apply:
 
 
 def workload_option(name: str) -> Apply:
-    """Sets a field of every workload of queues."""
+    """Sets a field of every workload that has it."""
+    return _each_workload(
+        lambda workload, value: replace(workload, **{name: value}) if hasattr(workload, name) else workload
+    )
 
-    def apply(scenario: Scenario, value: object) -> Scenario:
-        changed = tuple(
-            replace(workload, **{name: value}) if isinstance(workload, QueueWorkload) else workload
-            for workload in scenario.workload
-        )
-        return replace(scenario, workload=changed)
 
-    return apply
+def _each_workload(change: Callable[[Any, Any], Workload]) -> Apply:
+    return lambda scenario, value: replace(
+        scenario, workload=tuple(change(workload, value) for workload in scenario.workload)
+    )
+
+
+def mqtt_option(change: Callable[[MqttWorkload, Any], MqttWorkload]) -> Apply:
+    """Changes every workload of plain MQTT; 3.1.1 knows no delay of wills."""
+
+    def apply(workload: Workload, value: object) -> Workload:
+        if not isinstance(workload, MqttWorkload):
+            return workload
+        changed = change(workload, value)
+        if changed.protocol == "3.1.1" and changed.wills is not None:
+            return replace(changed, wills=replace(changed.wills, delay_s=(0, 0)))
+        return changed
+
+    return _each_workload(apply)
+
+
+def _publishers(workload: MqttWorkload, number: int) -> MqttWorkload:
+    """So many publishers, with as many messages and as much load together as before."""
+    total, rate = workload.publishers * workload.messages_per_publisher, workload.publishers * workload.rate_per_s
+    messages = max(1, total // number)
+    return replace(workload, publishers=number, messages_per_publisher=messages, rate_per_s=rate / number)
 
 
 def _producers(scenario: Scenario, number: int) -> Scenario:
@@ -106,6 +131,9 @@ def _set(section: Mapping[str, Any], keys: list[str], value: object) -> dict[str
         return {**section, keys[0]: value}
     return {**section, keys[0]: _set(section.get(keys[0], {}), keys[1:], value)}
 
+
+_MQTT: Final = (MqttWorkload,)
+_ANY: Final = (QueueWorkload, MqttWorkload)
 
 OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
     # What an acknowledgement means.
@@ -167,9 +195,68 @@ OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
         ),
         apply=workload_option("settlement"),
     ),
-    "reconnect": OptionDraw(values=Spread(0.005, 0.5), apply=workload_option("reconnect_after_s")),
-    "keep_alive": OptionDraw(values=Among((1, 2, 4)), apply=workload_option("keep_alive_s")),
-    "publish_timeout": OptionDraw(values=Spread(0.3, 2.0), apply=workload_option("publish_timeout_s")),
+    "reconnect": OptionDraw(values=Spread(0.005, 0.5), apply=workload_option("reconnect_after_s"), of=_ANY),
+    "keep_alive": OptionDraw(values=Among((1, 2, 4)), apply=workload_option("keep_alive_s"), of=_ANY),
+    "publish_timeout": OptionDraw(values=Spread(0.3, 2.0), apply=workload_option("publish_timeout_s"), of=_ANY),
+    # Of plain MQTT.
+    "mqtt_protocol": OptionDraw(
+        values=Among(("3.1.1", "5.0")),
+        apply=mqtt_option(lambda workload, value: replace(workload, protocol=value)),
+        of=_MQTT,
+    ),
+    "mqtt_qos": OptionDraw(
+        values=Among(((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 1, 1))),
+        apply=mqtt_option(lambda workload, value: replace(workload, qos=tuple(map(float, value)))),
+        of=_MQTT,
+    ),
+    "session_durability": OptionDraw(
+        values=Among(("fsync", "interval", "memory")), apply=broker_option("sessions.durability"), chance=0.4, of=_MQTT
+    ),
+    "session_expiry": OptionDraw(
+        values=Among((1, 2, 5, 3_600)), apply=workload_option("session_expiry_s"), chance=0.4, of=_MQTT
+    ),
+    "sessions": OptionDraw(values=Among((1, 2, 4)), apply=workload_option("sessions"), of=_MQTT),
+    "clean_sessions": OptionDraw(values=Among((0, 1, 2)), apply=workload_option("clean_sessions"), of=_MQTT),
+    "share_members": OptionDraw(values=Among((0, 1, 3)), apply=workload_option("share_members"), of=_MQTT),
+    "publishers": OptionDraw(values=Among((1, 2, 4)), apply=mqtt_option(_publishers), of=_MQTT),
+    "topics": OptionDraw(values=Whole(1, 10), apply=workload_option("topics"), of=_MQTT),
+    "absences": OptionDraw(
+        values=Among(
+            (
+                None,
+                Absences(stay_s=(0.05, 0.3), away_s=(0.01, 0.2)),
+                Absences(leave=0.0, take_over=3.0),
+                Absences(stay_s=(0.2, 1.0), away_s=(0.5, 2.6)),
+            )
+        ),
+        apply=mqtt_option(lambda workload, value: replace(workload, absences=value)),
+        of=_MQTT,
+    ),
+    "retained": OptionDraw(
+        values=Among(
+            (
+                None,
+                Retained(topics=1, writes_per_writer=80, removal=0.5),
+                Retained(writers=2, topics=8, writes_per_writer=60, removal=0.1, readers=2),
+            )
+        ),
+        apply=mqtt_option(lambda workload, value: replace(workload, retained=value)),
+        of=_MQTT,
+    ),
+    "wills": OptionDraw(
+        values=Among(
+            (
+                None,
+                Wills(absences=Absences(stay_s=(0.05, 0.3), away_s=(0.05, 0.3))),
+                Wills(clients=3, delay_s=(0, 2), absences=Absences(away_s=(0.1, 2.6))),
+            )
+        ),
+        apply=mqtt_option(lambda workload, value: replace(workload, wills=value)),
+        of=_MQTT,
+    ),
+    "mqtt_receive_maximum": OptionDraw(values=Whole(1, 100), apply=broker_option("mqtt.receive_maximum"), of=_MQTT),
+    "client_receive_maximum": OptionDraw(values=Whole(1, 100), apply=workload_option("receive_maximum"), of=_MQTT),
+    "mqtt_payload_bytes": OptionDraw(values=Whole(1, 4_000), apply=workload_option("payload_bytes"), of=_MQTT),
 }
 """By name."""
 
@@ -177,10 +264,10 @@ OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
 def draw_options(rng: random.Random, scenario: Scenario) -> dict[str, object]:
     """Some options and a value for each, in the order of the table."""
     queues = _configured(scenario)
-    if not queues:
-        return {}  # they are options of queues and of their clients
     drawn: dict[str, object] = {}
     for name, option in OPTION_DRAWS.items():
+        if not any(isinstance(workload, option.of) for workload in scenario.workload):
+            continue
         longest_s = option.longest_s
         forced = longest_s is not None and any(longest_s(queue) > LONG_S for queue in queues)
         # Both are drawn whatever comes of it, so that one option does not shift the others.
@@ -210,12 +297,13 @@ def promised(scenario: Scenario, changed: Scenario) -> Scenario:
 
     A promise that the file makes weaker than its broker's configuration stays as it is unless that option changed.
     """
+    contract = changed.contract
+    means = _weakest(changed)
+    if _weakest(scenario) is not means:
+        contract = replace(contract, acked_means=means)
     before, after = _configured(scenario), _configured(changed)
     if not after:
-        return changed
-    contract = changed.contract
-    if _weakest(before) is not _weakest(after):
-        contract = replace(contract, acked_means=_weakest(after))
+        return replace(changed, contract=contract)
     if _ordered(before) is not _ordered(after):
         kept = OrderGuarantee.PER_PRODUCER_KEY if _ordered(after) else OrderGuarantee.NONE
         contract = replace(contract, order=kept)
@@ -230,11 +318,11 @@ def promised(scenario: Scenario, changed: Scenario) -> Scenario:
 
 def patient(scenario: Scenario) -> Scenario:
     """The scenario with a drain that outlasts all that its configuration may make a message wait for."""
-    queues = _configured(scenario)
-    if not queues:
-        return scenario
-    held_s = max(workload.longest_wait_s for workload in scenario.workload)
-    quiet_s = max(held_s, *map(_longest_wait_s, queues)) + _QUIET_MARGIN_S
+    waits_s = [workload.longest_wait_s for workload in scenario.workload]
+    waits_s += map(_longest_wait_s, _configured(scenario))
+    if any(isinstance(workload, MqttWorkload) for workload in scenario.workload):
+        waits_s.append(scenario.quiet_s - _QUIET_MARGIN_S)
+    quiet_s = max(waits_s) + _QUIET_MARGIN_S
     one_by_one_s = sum(
         workload.producers * workload.messages_per_producer * (workload.process_s[1] + _MESSAGE_S)
         for workload in scenario.workload
@@ -247,8 +335,12 @@ def patient(scenario: Scenario) -> Scenario:
     )
 
 
+def _config(scenario: Scenario) -> BrokerConfig:
+    return parse_config({**scenario.topology.broker, "data_dir": "simulated"}, where="topology.broker")
+
+
 def _configured(scenario: Scenario) -> list[QueueConfig]:
-    config = parse_config({**scenario.topology.broker, "data_dir": "simulated"}, where="topology.broker")
+    config = _config(scenario)
     return [
         queue_defaults(config.queues, workload.queue)
         for workload in scenario.workload
@@ -256,9 +348,12 @@ def _configured(scenario: Scenario) -> list[QueueConfig]:
     ]
 
 
-def _weakest(queues: list[QueueConfig]) -> AckedMeans:
+def _weakest(scenario: Scenario) -> AckedMeans:
     order = list(AckedMeans)
-    return min((_MEANS[queue.durability] for queue in queues), key=order.index, default=AckedMeans.DISK)
+    promised_by = [_MEANS[queue.durability] for queue in _configured(scenario)]
+    if any(isinstance(workload, MqttWorkload) for workload in scenario.workload):
+        promised_by.append(_MEANS[_config(scenario).sessions.durability])
+    return min(promised_by, key=order.index, default=AckedMeans.DISK)
 
 
 def _ordered(queues: list[QueueConfig]) -> bool:

@@ -64,7 +64,9 @@ def _queue_fewer(workload: QueueWorkload) -> Iterator[QueueWorkload]:
 
 
 def _queue_simpler(workload: QueueWorkload) -> Iterator[QueueWorkload]:
-    yield from _at_default(workload, "passing_groups", "transactions", "delays", "priorities", "absences")
+    yield from _at_default(
+        workload, "passing_groups", "transactions", "delays", "priorities", "absences", "receive_maximum"
+    )
     yield from _smaller_numbers(workload, 1, "producers", "consumers_per_group", "keys")
     for index in range(len(workload.passing_groups)):
         left = workload.passing_groups[:index] + workload.passing_groups[index + 1 :]
@@ -150,7 +152,7 @@ def _mqtt_fewer(workload: MqttWorkload) -> Iterator[MqttWorkload]:
 
 
 def _mqtt_simpler(workload: MqttWorkload) -> Iterator[MqttWorkload]:
-    yield from _at_default(workload, "absences")
+    yield from _at_default(workload, "absences", "receive_maximum")
     yield from _smaller_numbers(workload, 1, "publishers", "topics")
     if workload.sessions + workload.clean_sessions + workload.share_members > 1:
         yield from _smaller_numbers(workload, 0, "sessions", "clean_sessions", "share_members")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
+from assay.reference_broker.mqtt.sessions.session_records import StoredEntry, StoredProgress, encode
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import BackgroundJob, LogError
@@ -221,6 +222,48 @@ def test_a_log_of_another_version_is_refused(make_world: type[World]) -> None:
     store.close()
     with pytest.raises(LogError, match="format b'2'"):
         manual.boot()
+
+
+def test_what_damage_left_is_nobodys(make_world: type[World]) -> None:
+    """Swarm seed 14 of mqtt-flaky-network: later messages got the numbers of such records, and their ends with them."""
+    manual = Manual(make_world)
+    for client_id in ("s", "ghost"):
+        subscribed(manual, client_id).lose()
+    manual.world.turn()
+    store = manual.world.node._sessions
+    assert store is not None
+    records = dict(store.read_all())
+    manual.world.node.close(manual.world.now)
+    number = (1).to_bytes(8, "big")
+    shared = encode(StoredEntry(qos=1, retain=False, identifiers=(), packet_id=0, shared=1, message=None))
+    released = encode(StoredProgress(packet_id=1, released=True))
+    left = {
+        b"sghost": None,  # what it subscribed to is still there
+        b"ighost\0\0\7": b"",
+        b"pghost\0" + number: released,
+        b"es\0" + number: shared,  # its message is gone
+        b"ps\0" + (2).to_bytes(8, "big"): released,  # its entry is gone
+    }
+    assert b"sghost" in records
+    store = SessionStore(manual.disk, manual.config.sessions)
+    store.write([NewRecord(0, key, value, ()) for key, value in left.items()], 0.0)
+    store.close()
+    manual.boot()
+    publisher = manual.world.connect("p")
+    for packet_id in range(1, 5):
+        publisher.send(p.Publish(topic="t", payload=b"%d" % packet_id, qos=1, packet_id=packet_id))
+    ghost = manual.client("ghost")
+    assert [packet.session_present for packet in ghost.inbox if isinstance(packet, p.Connack)] == [False]
+    ghost.lose()
+    manual.world.turn()
+    manual.world.node.close(manual.world.now)
+    manual.boot()
+    told = manual.world.node.recovery_notes
+    assert not told, "the second start has nothing to tell"
+    assert [packet.payload for packet in manual.client("s").publishes()] == [b"1", b"2", b"3", b"4"]
+    ghost = manual.client("ghost")
+    manual.world.connect("q").send(p.Publish(topic="t", payload=b"5", qos=1, packet_id=1))
+    assert not ghost.publishes()
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), None])

@@ -25,6 +25,8 @@ from assay.reference_broker.mqtt.sessions.session_records import (
     StoredProgress,
     StoredSession,
     encode,
+    number_bytes,
+    packet_id_bytes,
     stored_message,
     stored_subscription,
 )
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from assay.reference_broker.mqtt.sessions.retained import RetainedStore
     from assay.reference_broker.mqtt.sessions.session import InFlight, Outgoing, Session
 
-_NUMBER_BYTES = 8
 Change = tuple[bytes, bytes | None]
 _Numbered = tuple[int, bool, Change]
 """A retained message with its number, or a subscription (True) with that of the last that is due to it: the order of
@@ -319,10 +320,10 @@ class KeptSession:
         changes.append((self._head_key, None))
 
     def _key(self, kind: bytes, number: int) -> bytes:
-        return kind + self._name_prefix + number.to_bytes(_NUMBER_BYTES, "big")
+        return kind + self._name_prefix + number_bytes(number)
 
     def _inbound_key(self, packet_id: int) -> bytes:
-        return INBOUND + self._name_prefix + packet_id.to_bytes(2, "big")
+        return INBOUND + self._name_prefix + packet_id_bytes(packet_id)
 
 
 class SessionJournal:
@@ -381,14 +382,16 @@ class SessionJournal:
         self.touches += 1
         kept.release()
 
-    def adopt(self, shared: dict[int, int], *, has_version: bool) -> None:
+    def adopt(self, shared: dict[int, int], leftovers: list[bytes], *, last_shared: int, has_version: bool) -> None:
         """What was read at the start is written already, but for what a session has :meth:`touched` since.
 
-        ``shared``: references by the number of the message.
+        ``shared``: references by the number of the message; ``last_shared``: the last number that a record has or
+        refers to; ``leftovers``: keys of what damage left without what it belongs to.
         """
-        self._next_shared = max(shared, default=0) + 1
+        self._next_shared = last_shared + 1
         self._shared = {number: count for number, count in shared.items() if count}
-        self._deleted = [(shared_key(number), None) for number, count in shared.items() if not count]
+        self._deleted = [(key, None) for key in leftovers]
+        self._deleted += [(shared_key(number), None) for number, count in shared.items() if not count]
         self._has_version = has_version
         self._retained_topics.clear()
 
@@ -456,7 +459,7 @@ class SessionJournal:
                     stored = _with(stored, shared=number)
                 else:
                     stored = _with(stored, message=message)
-            key = ENTRY + new.prefix + new.entry.number.to_bytes(_NUMBER_BYTES, "big")
+            key = ENTRY + new.prefix + number_bytes(new.entry.number)
             changes.append((key, encode(stored)))
 
 
@@ -474,7 +477,7 @@ def _with(stored: StoredEntry, *, shared: int = 0, message: Message | None = Non
 
 def shared_key(number: int) -> bytes:
     """Where the store keeps a message that several entries share."""
-    return SHARED_MESSAGE + number.to_bytes(_NUMBER_BYTES, "big")
+    return SHARED_MESSAGE + number_bytes(number)
 
 
 def stored_session(session: Session) -> StoredSession:

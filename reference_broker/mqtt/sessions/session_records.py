@@ -21,7 +21,8 @@ A record without a value deletes its key. Client ids and filters are separated b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import chain
 
 import msgspec
 
@@ -201,6 +202,55 @@ class StoredState(msgspec.Struct, kw_only=True):
     retained_before: dict[tuple[str, str], int] = {}
     """Client id and filter of a subscription that retained messages are still to be sent for, to how many of these
     were written before it: what came later it has as it came."""
+
+    # Damage that the log passes over may take a record and leave those that belong to it.
+
+    def unowned(self) -> set[str]:
+        """Clients with records, and without a session."""
+        parts = (self.subscriptions, self.entries, self.progress, self.inbound)
+        return {client_id for part in parts for client_id in part} - self.sessions.keys()
+
+    def last_number(self, client_id: str) -> int:
+        """The last number of a message that a session's records have; 0 = none."""
+        numbers = (*self.entries.get(client_id, ()), *self.progress.get(client_id, ()))
+        return max(numbers, default=0)
+
+    def last_shared(self) -> int:
+        """The last number of a shared message that there is, or that an entry refers to; 0 = none."""
+        referred_to = (entry.shared for entries in self.entries.values() for entry in entries.values())
+        return max(chain(self.shared, referred_to), default=0)
+
+    def message_keys(self, client_id: str, besides: Collection[int] = ()) -> list[bytes]:
+        """Keys of what there is of a session's messages, but for those with these numbers."""
+        prefix = client_id.encode() + b"\0"
+        return [
+            kind + prefix + number_bytes(number)
+            for kind, numbers in (
+                (ENTRY, self.entries.get(client_id, ())),
+                (PROGRESS, self.progress.get(client_id, ())),
+            )
+            for number in numbers
+            if number not in besides
+        ]
+
+    def keys_of(self, client_id: str) -> list[bytes]:
+        """Keys of all that there is of a client, its session apart."""
+        prefix = client_id.encode() + b"\0"
+        return [
+            *self.message_keys(client_id),
+            *(SUBSCRIPTION + prefix + name.encode() for name in self.subscriptions.get(client_id, ())),
+            *(INBOUND + prefix + packet_id_bytes(packet_id) for packet_id in self.inbound.get(client_id, ())),
+        ]
+
+
+def number_bytes(number: int) -> bytes:
+    """A number in a key."""
+    return number.to_bytes(8, "big")
+
+
+def packet_id_bytes(packet_id: int) -> bytes:
+    """A packet id in a key."""
+    return packet_id.to_bytes(2, "big")
 
 
 def read_state(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -> StoredState:

@@ -42,12 +42,15 @@ def restore(broker: MqttBroker, journal: SessionJournal, stored: StoredState, no
     shared = {number: restored_message(message) for number, message in stored.shared.items()}
     references = dict.fromkeys(shared, 0)
     restored: list[Session] = []
+    leftovers: list[bytes] = []
     for client_id, head in stored.sessions.items():
-        restoring = SessionRestore(broker, journal, stored, shared, references, due, problems)
+        restoring = SessionRestore(broker, journal, stored, shared, references, due, problems, leftovers)
         restored.append(restoring.session(client_id, head, now))
-    unowned = (stored.entries.keys() | stored.subscriptions.keys() | stored.inbound.keys()) - stored.sessions.keys()
-    problems.extend(f"records of {client_id[:80]!r} without their session" for client_id in sorted(unowned))
-    journal.adopt(references, has_version=bool(stored.sessions or stored.retained))
+    for client_id in sorted(stored.unowned()):
+        problems.append(f"records of {client_id[:80]!r} without their session")
+        leftovers += stored.keys_of(client_id)
+    has_version = bool(stored.sessions or stored.retained)
+    journal.adopt(references, leftovers, last_shared=stored.last_shared(), has_version=has_version)
     for topic, message in stored.retained.items():
         if broker.retained.get(topic) is None and message.payload:
             journal.retained_changed(topic)
@@ -69,6 +72,7 @@ class SessionRestore:
         references: dict[int, int],
         due: dict[tuple[str, str], int],
         problems: list[str],
+        leftovers: list[bytes],
     ) -> None:
         self._broker = broker
         self._journal = journal
@@ -78,6 +82,8 @@ class SessionRestore:
         self._due = due
         """Client id and filter to the newest of the retained messages that are still to be sent."""
         self._problems = problems
+        self._leftovers = leftovers
+        """Keys of what is not restored: it must be gone before another message has its number."""
 
     def session(self, client_id: str, head: StoredSession, now: float) -> Session:
         broker = self._broker
@@ -97,8 +103,9 @@ class SessionRestore:
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         session.recount_ids()
         entries, waiting = self._outgoing(session, client_id)
-        last = max(self._stored.entries.get(client_id, {}), default=0)
-        kept = session.kept = KeptSession(self._journal, session, first_number=last + 1)
+        self._leftovers += self._stored.message_keys(client_id, besides=entries)
+        first_number = self._stored.last_number(client_id) + 1
+        kept = session.kept = KeptSession(self._journal, session, first_number=first_number)
         kept.adopt(entries, waiting, set(session.subscriptions), set(session.inbound_qos2))
         if not head.disconnected_at:
             kept.head_changed()

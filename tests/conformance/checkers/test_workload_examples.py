@@ -345,6 +345,19 @@ class TestSessions:
         self.connect(history, 2, "new", expiry_s=-1)
         assert [anomaly for anomaly, _ in history.found(PLAIN)] == ["S1"]
 
+    @pytest.mark.parametrize(("answer", "lost"), [(FAIL, []), (INFO, ["S1"])])
+    def test_a_refused_connection_does_not_begin_its_time_anew(self, answer: OpType, lost: list[str]) -> None:
+        """Swarm seed 35 of mqtt-sessions: a full disk let nobody in until the session had expired."""
+        history = History()
+        self.connect(history, 0, "new")
+        self.end(history, 0)
+        history.wait(1.9)
+        op = history.add("s0.1", OpKind.CONNECT, INVOKE, group="s0", delay_ns=2_000_000_000)
+        history.add("s0.1", OpKind.CONNECT, answer, op=op, group="s0")
+        history.wait(0.5)
+        self.connect(history, 2, "new")
+        assert [anomaly for anomaly, _ in history.found(PLAIN)] == lost
+
     def test_who_never_heard_of_the_session_may_find_one(self) -> None:
         history = History()
         op = history.add("s0.0", OpKind.CONNECT, INVOKE, group="s0", delay_ns=-1)

@@ -8,7 +8,15 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from assay.faults.scenario import FaultKind, Scenario, ScenarioWorld, find_scenario, parse_scenario, shipped_scenarios
+from assay.faults.scenario import (
+    FaultKind,
+    MqttWorkload,
+    Scenario,
+    ScenarioWorld,
+    find_scenario,
+    parse_scenario,
+    shipped_scenarios,
+)
 from assay.reference_broker.config import parse_config
 from assay.reference_broker.trace.schema import AckedMeans, OrderGuarantee
 from assay.sim.hunt.explore import run_schedule
@@ -49,7 +57,8 @@ def test_the_number_decides(schedules: list[Schedule]) -> None:
 
 def test_every_kind_and_option_is_drawn_and_no_schedule_has_all(schedules: list[Schedule]) -> None:
     drawn = Counter(kind for schedule in schedules for kind in {fault.kind for fault in schedule.scenario.faults})
-    options = Counter(option for schedule in schedules for option in schedule.options)
+    mqtt = [drawn_blindly(find_scenario("mqtt-sessions"), number) for number in FAMILIES[:60]]
+    options = Counter(option for schedule in [*schedules, *mqtt] for option in schedule.options)
     for kind in FaultKind:
         assert 0.02 * len(schedules) < drawn[kind] < 0.8 * len(schedules), kind
     assert set(options) == set(OPTION_DRAWS)
@@ -100,6 +109,20 @@ def test_a_revoked_partition_waits_no_longer_than_the_contract_says() -> None:
     assert with_options(scenario, options).contract.delivery_timeout_s == 0.4
     eager = with_options(scenario, {**options, "protocol": "eager"})
     assert eager.contract.delivery_timeout_s == 1.5
+
+
+@pytest.mark.parametrize(
+    ("durability", "means"), [("fsync", AckedMeans.DISK), ("interval", AckedMeans.OS), ("memory", AckedMeans.MEMORY)]
+)
+def test_the_contract_of_sessions_follows_from_what_is_drawn(durability: str, means: AckedMeans) -> None:
+    scenario = find_scenario("mqtt-sessions")
+    changed = with_options(scenario, {"session_durability": durability, "mqtt_protocol": "3.1.1", "keep_alive": 4})
+    assert changed.contract.acked_means is means
+    (workload,) = changed.workload
+    assert isinstance(workload, MqttWorkload)
+    assert workload.wills is not None
+    assert workload.wills.delay_s == (0, 0)
+    assert changed.quiet_s > workload.longest_wait_s
 
 
 @pytest.mark.parametrize(
