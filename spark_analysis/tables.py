@@ -56,7 +56,7 @@ FROM {events}
 
 SENDS: Final = """
 WITH invoked AS (
-    SELECT run_id, idx, time_ns, queue, key, value, producer, seq, txn, delay_ns, f = 'will' AS is_will,
+    SELECT run_id, idx, time_ns, queue, key, value, producer, seq, txn, qos, delay_ns, f = 'will' AS is_will,
            if(lane < 0, 2, lane) AS lane,
            -- a publish that could not be sent when its schedule wanted it says when that was
            coalesce(try_cast(nullif(regexp_extract(detail, '^intended_ns=([0-9]+)', 1), '') AS BIGINT), time_ns)
@@ -81,7 +81,8 @@ SELECT i.run_id, i.value,
        min_by(i.producer, i.idx) AS producer, min_by(i.seq, i.idx) AS seq,
        min(i.idx) AS inv_idx, min_by(i.time_ns, i.idx) AS inv_ns,
        min_by(i.intended_ns, i.idx) AS intended_ns, count(*) AS invocations,
-       min_by(i.txn, i.idx) AS txn, min_by(i.delay_ns, i.idx) AS delay_ns, min_by(i.lane, i.idx) AS lane,
+       min_by(i.txn, i.idx) AS txn, min_by(i.qos, i.idx) AS qos, min_by(i.delay_ns, i.idx) AS delay_ns,
+       min_by(i.lane, i.idx) AS lane,
        bool_or(i.is_will) AS is_will,
        CASE WHEN bool_or(c.first.type = 'ok') THEN 'ok'
             WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'

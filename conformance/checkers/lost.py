@@ -20,7 +20,10 @@ Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when
 acknowledged data (:func:`assay.conformance.checkers.excuses.destruction_by`) began after the send was acknowledged (A1)
 or after the last delivery (F6), or when the disk was damaged at any time. What a client saw after the fault may have
 been on its way before: the broker may have acknowledged as early as the publish was invoked (``asked_idx``), and
-delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power.
+delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power. A
+session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription, then
+nothing of the producer comes any more (``postfix`` or ``all``), and may give a message of QoS 2 a packet identifier
+that its client still has in use, which takes it for the one before: A1 of those is ``quality``, too.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -94,8 +97,12 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
             )
     if missing:
         bounds = _read_bounds(tables, queue, group, dead)
+        is_mqtt = queue.startswith(MQTT_PREFIX)
         for send in missing:
-            severity = Severity.QUALITY if excused or send.asked_idx < destroyed else Severity.SAFETY
+            place = _place(send, bounds)
+            is_set_back = is_mqtt and (send.qos == 2 or place in ("postfix", "all"))
+            undone_idx = since if is_set_back else send.asked_idx
+            severity = Severity.QUALITY if excused or undone_idx < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(
                     checker=CHECKER,
@@ -105,7 +112,7 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
                     group=group,
                     value=send.value,
                     index=send.cpl_idx,
-                    detail=_place(send, bounds),
+                    detail=place,
                 )
             )
     return rows

@@ -12,13 +12,14 @@ sequence. ::
     R3 = {r : r saw a value that nobody wrote to that topic, that was refused, or that was written after r.idx}
 
 A broker may drop a retained message of QoS 0 at any time (3.3.1.3). R1 and R2 are ``quality`` when a fault that the
-contract lets destroy what was acknowledged began between the settled write and r. Severity else: ``safety``.
+contract lets destroy what was acknowledged began between the settled write and r, or, where that was seen and never
+confirmed, a crash: nobody promised to keep it. Severity else: ``safety``.
 """
 
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly, quality_if
-from assay.conformance.checkers.excuses import destroyed
+from assay.conformance.checkers.excuses import CRASHING, active, destroyed
 from assay.conformance.checkers.tables import RETAINED_PREFIX, Read, Send, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpType
@@ -117,7 +118,10 @@ def _judge(tables: Tables, contract: Contract, register: _Register, read: Read) 
 
 
 def _row(tables: Tables, contract: Contract, anomaly: str, read: Read, settled: Send | None, detail: str) -> Anomaly:
-    excused = settled is not None and destroyed(tables, contract, settled.inv_idx, read.idx)
+    excused = settled is not None and (
+        destroyed(tables, contract, settled.inv_idx, read.idx)
+        or (settled.status is not OpType.OK and active(tables, CRASHING, settled.inv_idx, read.idx))
+    )
     return Anomaly(
         checker=CHECKER,
         anomaly=anomaly,

@@ -12,14 +12,15 @@ alive_ns. ``back`` is the client's next connection of the same session (accepted
           its end; or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
     W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
 
-None is claimed when a fault of the clock is in the history. Severity: ``safety``. ``index``: of the delivery; of w's
+None is claimed when a fault of the clock is in the history. Severity: ``safety``; W2 after DISCONNECT ``quality`` when
+a fault that the contract lets destroy what was acknowledged began between it and d. ``index``: of the delivery; of w's
 end.
 """
 
 from __future__ import annotations
 
-from assay.conformance.checkers.anomaly import Anomaly, row_of
-from assay.conformance.checkers.excuses import CRASHING, DISTURBING, WRONG_CLOCK, active, disturbed
+from assay.conformance.checkers.anomaly import Anomaly, quality_if, row_of
+from assay.conformance.checkers.excuses import CRASHING, DISTURBING, WRONG_CLOCK, active, destroyed, disturbed
 from assay.conformance.checkers.lost import closed
 from assay.conformance.checkers.tables import END_IDX, SHARE_PREFIX, Link, Tables, Will
 from assay.reference_broker.trace.results import Severity
@@ -39,7 +40,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     for event in tables.deliveries:
         will = tables.wills.get(event.value)
         if will is not None:
-            rows += _judge(tables, will, event)
+            rows += _judge(tables, contract, will, event)
     scopes = [scope for scope in tables.scopes() if not scope[1].startswith(SHARE_PREFIX)]
     for queue, group in scopes:
         if closed(tables, contract, (queue, group)):
@@ -56,14 +57,15 @@ def _after(tables: Tables, will: Will) -> tuple[Link | None, Link | None]:
     return None, None
 
 
-def _judge(tables: Tables, will: Will, event: HistoryEvent) -> list[Anomaly]:
+def _judge(tables: Tables, contract: Contract, will: Will, event: HistoryEvent) -> list[Anomaly]:
     link, after = _after(tables, will)
     if link is None:
         return []
     due_ns = link.alive_ns + max(0, will.send.delay_ns) - SLACK_NS
     if will.status is OpType.FAIL:
         hidden = disturbed(tables, DISTURBING, will.send.inv_idx, will.end_idx, will.end_ns + SLACK_NS)
-        return [] if hidden else [row_of(CHECKER, "W2", event, "although DISCONNECT withdrew it")]
+        severity = quality_if(destroyed(tables, contract, will.end_idx, event.index))
+        return [] if hidden else [row_of(CHECKER, "W2", event, "although DISCONNECT withdrew it", severity)]
     resumed = after is not None and after.status is OpType.OK and after.present and after.ok_ns < due_ns
     if resumed and will.send.delay_ns > 0:
         return [row_of(CHECKER, "W2", event, "although its client came back in time")]

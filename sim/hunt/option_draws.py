@@ -205,7 +205,7 @@ OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
         of=_MQTT,
     ),
     "mqtt_qos": OptionDraw(
-        values=Among(((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 1, 1))),
+        values=Among(((2, 1, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 1, 1))),
         apply=mqtt_option(lambda workload, value: replace(workload, qos=tuple(map(float, value)))),
         of=_MQTT,
     ),

@@ -38,7 +38,9 @@ missing AS (
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
 )
 SELECT run_id, 'lost' AS checker, 'A1' AS anomaly,
-       CASE WHEN may_lose OR asked_idx < destroyed_to THEN 'quality' ELSE 'safety' END AS severity,
+       CASE WHEN may_lose OR if(startswith(queue, '$mqtt/') AND (qos = 2 OR least IS NULL OR seq > greatest),
+                                since, asked_idx) < destroyed_to
+            THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, cpl_idx AS idx,
        CASE WHEN least IS NULL THEN 'all' WHEN seq < least THEN 'prefix'
             WHEN seq > greatest THEN 'postfix' ELSE 'middle' END AS detail

@@ -266,6 +266,42 @@ class TestPlainDeliveries:
             rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
             assert [(row.anomaly, row.severity) for row in rows] == [("B2", severity)]
 
+    @pytest.mark.parametrize(
+        ("qos", "means", "later", "severity"),
+        [
+            (2, AckedMeans.OS, True, Severity.QUALITY),
+            (1, AckedMeans.OS, True, Severity.SAFETY),
+            (1, AckedMeans.OS, False, Severity.QUALITY),
+            (2, AckedMeans.DISK, True, Severity.SAFETY),
+        ],
+    )
+    def test_a_session_that_was_set_back_may_lose_later_messages(
+        self, qos: int, means: AckedMeans, later: bool, severity: Severity
+    ) -> None:
+        """Swarm seed 1052 of mqtt-flaky-network: new messages under packet identifiers that the client had in use.
+
+        And where its subscription is lost, it gets nothing at all.
+        """
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        history.fault("power_loss")
+        for seq in range(2):
+            fields = {
+                "queue": SPACE,
+                "key": f"s/t/0:{qos}",
+                "value": f"p-{seq}",
+                "producer": "p",
+                "seq": seq,
+                "qos": qos,
+            }
+            op = history.add("p", OpKind.PUBLISH, INVOKE, **fields)
+            history.add("p", OpKind.PUBLISH, OK if seq == 0 else INFO, op=op, **fields)
+        if later:
+            history.add("s0.0", OpKind.DELIVER, OK, **(fields | {"group": "s0"}))
+        history.add("drain", OpKind.DRAIN, OK, queue=SPACE)
+        rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
+        assert [(row.anomaly, row.severity) for row in rows] == [("A1", severity)]
+
     def test_a_share_goes_on_when_a_member_is_gone(self) -> None:
         history = self.sent(1)
         self.take(history, 1, to="h0.0", group="$share/x")
@@ -419,6 +455,17 @@ class TestRetained:
         self.read(history, "w-0")
         assert self.found(history) == ["R1"]
 
+    def test_what_was_seen_and_never_confirmed_may_go_with_a_crash(self) -> None:
+        """Swarm seed 2009 of mqtt-sessions: a full disk refused what the broker had in memory and showed."""
+        for status, severity in ((INFO, Severity.QUALITY), (OK, Severity.SAFETY)):
+            history = History()
+            self.write(history, 0)
+            self.write(history, 1, status)
+            self.read(history, "w-1")
+            history.fault("power_loss")
+            self.read(history, "w-0")
+            assert [(row.anomaly, row.severity) for row in history.rows(PLAIN)] == [("R1", severity)]
+
     def test_nothing(self) -> None:
         history = History()
         self.read(history, "")
@@ -511,6 +558,17 @@ class TestWills:
         self.end(history, OK)
         history.fault("crash")
         assert self.drained(history) == []
+
+    def test_a_session_that_was_set_back_knows_of_no_disconnect(self) -> None:
+        """Swarm seed 2032 of mqtt-flaky-network."""
+        for means, severity in ((AckedMeans.OS, Severity.QUALITY), (AckedMeans.DISK, Severity.SAFETY)):
+            history = self.left()
+            self.end(history, FAIL)
+            history.wait(1.0)
+            history.fault("power_loss")
+            self.publish(history)
+            rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
+            assert [(row.anomaly, row.severity) for row in rows] == [("W2", severity)]
 
     def test_the_delay(self) -> None:
         for after_s, silent_s, found in ((2.0, 0.0, []), (1.0, 0.5, []), (1.0, 0.0, ["W3"])):
