@@ -17,10 +17,13 @@ from assay.faults.fault_kinds import NODE_FAULTS as NODE_FAULTS
 from assay.faults.fault_kinds import Fault as Fault
 from assay.faults.fault_kinds import FaultKind as FaultKind
 from assay.faults.fault_kinds import fault_problems
+from assay.faults.workload_kinds import Absences as Absences
 from assay.faults.workload_kinds import AmqpWorkload as AmqpWorkload
 from assay.faults.workload_kinds import MqttWorkload as MqttWorkload
 from assay.faults.workload_kinds import QueueWorkload as QueueWorkload
+from assay.faults.workload_kinds import Retained as Retained
 from assay.faults.workload_kinds import Settlement as Settlement
+from assay.faults.workload_kinds import Wills as Wills
 from assay.faults.workload_kinds import Workload as Workload
 from assay.faults.workload_kinds import workload_problems
 from assay.reference_broker.trace.schema import Contract

@@ -13,8 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
-from assay.faults.scenario import MqttWorkload, QueueWorkload, Scenario, Settlement, Topology
-from assay.faults.workload_kinds import Absences, Retained, Wills, Workload
+from assay.faults.scenario import (
+    Absences,
+    MqttWorkload,
+    QueueWorkload,
+    Retained,
+    Scenario,
+    Settlement,
+    Topology,
+    Wills,
+    Workload,
+)
 from assay.reference_broker.config import (
     BrokerConfig,
     Durability,
