@@ -55,6 +55,10 @@ from assay.reference_broker.config_queues import SlowConsumerAction as SlowConsu
 from assay.reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
 from assay.reference_broker.config_queues import TransactionsConfig as TransactionsConfig
 from assay.reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems, limit_problems
+from assay.reference_broker.config_schemas import SchemaCheckConfig as SchemaCheckConfig
+from assay.reference_broker.config_schemas import SchemaMode as SchemaMode
+from assay.reference_broker.config_schemas import SchemasConfig as SchemasConfig
+from assay.reference_broker.config_schemas import schemas_problems
 from assay.reference_broker.config_tenants import TenantConfig as TenantConfig
 from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from assay.reference_broker.config_tenants import tenant_problems
@@ -194,6 +198,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     amqp091: Amqp091Config = Amqp091Config()
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
+    schemas: SchemasConfig = SchemasConfig()
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
@@ -367,6 +372,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += amqp091_problems(config.amqp091)
     problems += http_problems(config.http)
     problems += grpc_problems(config.grpc)
+    problems += schemas_problems(config.schemas)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_schemas import SchemaCheckConfig
 from assay.reference_broker.config_tenants import TenantConfig
 
 
@@ -264,6 +265,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     expires_after_s: float = 300.0
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
+    schema: SchemaCheckConfig = SchemaCheckConfig()
     declared_as: str = ""
     """What a protocol keeps of its declaration, for itself."""
 

@@ -30,6 +30,9 @@ from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import raise_if_not_tried
 from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.quirks import node_classes
+from assay.reference_broker.schemas.checks import SchemaChecks
+from assay.reference_broker.schemas.document import is_available
+from assay.reference_broker.schemas.log import SchemaLog
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.log import LogOptions
@@ -67,6 +70,10 @@ class BrokerNode:
         self._connection_class = classes.connection
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
+        self.schemas = SchemaLog(config.schemas, self._store, self.engine.agenda)
+        if is_available():
+            self.schema_checks = SchemaChecks(self.schemas)
+            self.engine.agenda.misfit = self.schema_checks.problem
         self.state: MqttBroker = classes.state(config, self.engine, rng, tracer)
         self.state.now = self.state.sys_topics.started_at = now
         self.amqp091 = Amqp091(self.state)

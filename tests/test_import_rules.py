@@ -49,6 +49,8 @@ HTTP = "reference_broker.http"
 GRPC = "reference_broker.grpc_api"
 CONFIG_HTTP = "reference_broker.config_http"
 CONFIG_GRPC = "reference_broker.config_grpc"
+CONFIG_SCHEMAS = "reference_broker.config_schemas"
+SCHEMAS = "reference_broker.schemas"
 
 QUEUE_ROOMS = (
     "jobs",
@@ -72,6 +74,7 @@ RULES: dict[str, tuple[str, ...]] = {
         CONFIG_AMQP091,
         CONFIG_GRPC,
         CONFIG_HTTP,
+        CONFIG_SCHEMAS,
         CONFIG_LISTENERS,
         CONFIG_MQTT,
         CONFIG_NUMBERS,
@@ -80,12 +83,14 @@ RULES: dict[str, tuple[str, ...]] = {
         TRACE,
     ),
     CONFIG_NUMBERS: (),
-    CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_TENANTS),
+    CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_SCHEMAS, CONFIG_TENANTS),
     CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_AMQP091: (CONFIG_MQTT,),
     CONFIG_HTTP: (CONFIG_MQTT,),
     CONFIG_GRPC: (CONFIG_MQTT,),
+    CONFIG_SCHEMAS: (CONFIG_MQTT,),
+    SCHEMAS: (QUEUES, ROUTING, CONFIG, CONFIG_SCHEMAS),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
@@ -110,13 +115,13 @@ RULES: dict[str, tuple[str, ...]] = {
     f"{AMQP091}.wire": (ROUTING,),
     f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
-    NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
+    NODE: (SCHEMAS, CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
     # What faces of requests and answers share knows none of them.
     API: (NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
-    HTTP: (API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
+    HTTP: (SCHEMAS, API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
     GRPC: (API, CORE, QUEUES, ROUTING, CONFIG),
     SERVER: (HTTP, GRPC, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
-    "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    "reference_broker.storage_tools": (SCHEMAS, STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),
     "conformance.checkers": (TRACE,),

@@ -30,6 +30,7 @@ _REPLIES: Final = {
     QueueErrorCode.IN_USE: (Reply.PRECONDITION_FAILED, "queue.delete.if-unused.in-use"),
     QueueErrorCode.NOT_ALLOWED: (Reply.ACCESS_REFUSED, "sec.2.3.6.exceptions"),
     QueueErrorCode.TOO_LARGE: (Reply.CONTENT_TOO_LARGE, "rmq.max-message-size"),
+    QueueErrorCode.MISFIT: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
     QueueErrorCode.FULL: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
     QueueErrorCode.QUOTA: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),
     QueueErrorCode.LIMIT: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),

@@ -28,6 +28,7 @@ _MAX_KEYS: Final = TopologyLimits().max_routing_keys
 _LOST_ANYWAY: Final = (
     QueueErrorCode.FULL,
     QueueErrorCode.TOO_LARGE,
+    QueueErrorCode.MISFIT,
     QueueErrorCode.QUOTA,
     QueueErrorCode.UNKNOWN_QUEUE,
 )

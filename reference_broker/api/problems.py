@@ -74,6 +74,7 @@ PROBLEMS: Final[dict[AnyCode, Row]] = {
     _Q.OUT_OF_SEQUENCE: Row(409, "Not the producer's next message"),
     _Q.TRANSACTION_STATE: Row(409, "The transaction has ended, or another is open"),
     _Q.TOO_LARGE: Row(413, "Too large"),
+    _Q.MISFIT: Row(422, "The message does not fit its queue's schema"),
     Code.MEDIA_TYPE: Row(415, "Another type of content is expected"),
     Code.MISDIRECTED: Row(421, "Another host is meant"),
     _Q.FULL: Row(429, "The queue is full", 1),

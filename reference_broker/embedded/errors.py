@@ -29,6 +29,10 @@ class MessageTooLargeError(QueueError):
     """The message is larger than the queue takes."""
 
 
+class MessageMisfitError(QueueError):
+    """The message does not fit the schema of its queue."""
+
+
 class QueueFullError(QueueError):
     """The queue holds as much as it may."""
 
@@ -111,6 +115,7 @@ NAMES: dict[QueueErrorCode, type[QueueError]] = {
     QueueErrorCode.UNKNOWN_QUEUE: UnknownQueueError,
     QueueErrorCode.EXISTS: QueueExistsError,
     QueueErrorCode.TOO_LARGE: MessageTooLargeError,
+    QueueErrorCode.MISFIT: MessageMisfitError,
     QueueErrorCode.FULL: QueueFullError,
     QueueErrorCode.NOT_PENDING: NotPendingError,
     QueueErrorCode.STALE_RECEIPT: StaleReceiptError,

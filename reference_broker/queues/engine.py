@@ -664,14 +664,13 @@ class QueueEngine(QueueOperations):
         self.finish_retries(now)
         while self._confirming:
             self._confirm(MAX_CONFIRMS)
-        coordinator = self.transactions.memory.found
         # A sync may confirm a dead letter, which settles its source, or let a commit go on: hence more rounds.
         for is_last in (False, False, True):
             self._write_partitions()
             points: list[SyncPoint] = [
                 *self._partition_queue,
                 *(point for queue in self._queues.values() for point in (queue.description, *queue.groups.values())),
-                *(() if coordinator is None else (coordinator,)),
+                *self._agenda.state_points,
             ]
             if is_last:
                 self.transactions.close()

@@ -3,8 +3,8 @@
 Four layouts are known. Only one is Assay's own; the others differ in folders, and GoQueue in the files as well:
 
 - ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/..., delays/*.seg,
-  delays_done/*.seg, departures/*.seg}``; ``sessions/*.seg`` and ``transactions/log/*.seg`` count as queues of one
-  partition with the names ``$sessions`` and ``$transactions``
+  delays_done/*.seg, departures/*.seg}``; ``sessions/*.seg``, ``transactions/log/*.seg`` and ``schemas/log/*.seg`` count
+  as queues of one partition with the names ``$sessions``, ``$transactions`` and ``$schemas``
 - ``fluxmq-partitions``: the same with FluxMQ's names and its settings in ``config/queues.json``
 - ``fluxmq-segments``: ``queues/<queue>/segments/*.seg``, groups in ``groups/<queue>/<group>.json``
 - ``goqueue``: ``<topic>/<partition>/*.log``, at any depth
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import msgspec
 
 from assay.reference_broker.queues.transactions.coordinator import FOLDER as TRANSACTIONS_FOLDER
+from assay.reference_broker.schemas.log import FOLDER as SCHEMAS_FOLDER
 from assay.reference_broker.storage.description import ROOT, QueueDescription
 from assay.reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
 from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES
@@ -37,6 +38,8 @@ IMPORTING_SUFFIX = ".importing"
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 SESSIONS_NAME = "$sessions"
 """What sessions and retained messages are called where queues are listed."""
+SCHEMAS_NAME = "$schemas"
+"""Likewise, the schema registry."""
 TRANSACTIONS_NAME = "$transactions"
 """Likewise, what is remembered of producers and transactions."""
 DELAYED, DELAYS_KNOWN, DEPARTED = -1, -2, -3
@@ -120,8 +123,8 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_internal(self) -> bool:
-        """Not a queue, but the log of sessions and retained messages, or that of transactions."""
-        return self.folder in (SESSIONS_FOLDER, TRANSACTIONS_FOLDER)
+        """Not a queue, but the log of sessions and retained messages, of transactions, or of schemas."""
+        return self.folder in (SESSIONS_FOLDER, TRANSACTIONS_FOLDER, SCHEMAS_FOLDER)
 
     @property
     def logs(self) -> tuple[PartitionPlace, ...]:
@@ -307,6 +310,7 @@ def _internal_logs(disk: ReadOnlyDisk) -> list[QueuePlace]:
     logs = (
         (SESSIONS_NAME, SESSIONS_FOLDER, SESSIONS_FOLDER),
         (TRANSACTIONS_NAME, TRANSACTIONS_FOLDER, f"{TRANSACTIONS_FOLDER}/log"),
+        (SCHEMAS_NAME, SCHEMAS_FOLDER, f"{SCHEMAS_FOLDER}/log"),
     )
     return [
         QueuePlace(name=name, folder=folder, partitions=(_partition(disk, name, 0, log, StoreFormat.ASSAY),))

@@ -53,6 +53,7 @@ PUBLISH_REASONS = {
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_NAME_INVALID,
     QueueErrorCode.EXISTS: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.TOO_LARGE: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.MISFIT: Reason.PAYLOAD_FORMAT_INVALID,
     QueueErrorCode.FULL: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.QUOTA: Reason.QUOTA_EXCEEDED,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from assay.reference_broker.config import GroupStart, Overflow, PriorityConfig, QueueConfig
+from assay.reference_broker.config import GroupStart, Overflow, PriorityConfig, QueueConfig, SchemaCheckConfig
 from assay.reference_broker.queues.dead_letters.alerts import DeadLetterAlert
 from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.messages.address import dead_letter_name, message_id_of, topic_of
@@ -44,6 +44,7 @@ def dead_letter_config(origin: QueueConfig) -> QueueConfig:
         max_bytes=0,
         overflow=Overflow.REJECT,
         priority=PriorityConfig(enabled=False),
+        schema=SchemaCheckConfig(),
     )
 
 

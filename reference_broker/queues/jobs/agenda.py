@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from assay.reference_broker.queues.jobs.confirms import SyncPoint
+
+if TYPE_CHECKING:
+    from assay.reference_broker.config import SchemaCheckConfig
+    from assay.reference_broker.routing.message import Message
 
 NEVER: Final = float("inf")
 """When what has no deadline is due, in Unix seconds."""
@@ -60,6 +64,10 @@ class Agenda:
         """Logs with writes that the next periodic sync covers."""
         self.produce: Callable[..., None] | None = None
         """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
+        self.misfit: Callable[[SchemaCheckConfig, Message], str | None] | None = None
+        """Says why a message does not fit what its queue asks for; None where there are no schemas."""
+        self.state_points: dict[SyncPoint, None] = {}
+        """State logs beside those of queues: synced and closed with them, and never set aside."""
         self.written_produced: dict[Any, None] = {}
         """Partitions with producers that were written to; their snapshots may be due."""
         self.is_committing = False
@@ -99,7 +107,7 @@ class Agenda:
     def forget_others(self, kept: Collection[SyncPoint]) -> set[SyncPoint]:
         """At opening: nothing is to be done for other logs than these; returns those."""
         everything = (self.owners, self.partitions_to_write, self.awaited_syncs, self.unsynced)
-        found = {point for work in everything for point in work} - set(kept)
+        found = {point for work in everything for point in work} - set(kept) - self.state_points.keys()
         self.forget_all(found, found)
         return found
 

@@ -47,6 +47,8 @@ class QueueErrorCode(StrEnum):
     """There is a queue of that name, configured otherwise."""
     TOO_LARGE = "too_large"
     """The message is larger than the queue's ``max_message_bytes``."""
+    MISFIT = "misfit"
+    """The message does not fit the schema of its queue."""
     FULL = "full"
     """The queue holds ``max_depth`` messages."""
     QUOTA = "quota"

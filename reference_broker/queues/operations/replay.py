@@ -163,7 +163,13 @@ class Replay:
 
         message = replayed_message(stored.message)
         try:
-            self._target().enqueue_due(stored.routing_key, message, stored.size, now, decided, _options(stored))
+            target = self._target()
+            if target.misfit(message) is not None and target.refuses_misfits:
+                # It stays a dead letter.
+                self._failed += 1
+                give_back(held, now)
+                return True
+            target.enqueue_due(stored.routing_key, message, stored.size, now, decided, _options(stored))
         except QueueError:
             give_back(held, now)
             return False

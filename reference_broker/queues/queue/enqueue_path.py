@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.config import Durability, Ordering
+from assay.reference_broker.config import Durability, Ordering, QueueConfig, SchemaCheckConfig, SchemaMode
 from assay.reference_broker.queues.groups.contents import QueueContents
 from assay.reference_broker.queues.jobs.agenda import NEVER, Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import Headers, NewRecord, QueueFiles
 from assay.reference_broker.queues.limits.limits import QueueLimits
@@ -41,6 +41,12 @@ _new = tuple.__new__
 _Head = tuple[Headers, str, str, int]
 """Of a message the record headers but for user properties, the topic to deliver on, the routing key, and what counts
 of it beside payload and user properties, in bytes."""
+SCHEMA_ERROR = "schema-error"
+"""User property of a message that does not fit its queue's schema, where such are only marked: why not."""
+SCHEMA_INVALID = "SCHEMA_INVALID"
+"""What the reason of such a dead letter begins with."""
+_CHECKED_SHIFT = 12
+"""A check of so many bytes costs as much as a message."""
 BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
@@ -72,6 +78,8 @@ class EnqueuePath(ABC):
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
         self._keeps_all = config.retention.keep_settled
+        self.checks: SchemaCheckConfig | None = checks_of(config)
+        """What messages must fit; None = anything."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -113,6 +121,12 @@ class EnqueuePath(ABC):
             self.bury(routing_key, message, size, now)
             text = f"{size} bytes; the queue {self.name!r} holds at most {self.config.max_bytes}"
             raise QueueError(QueueErrorCode.FULL, text)
+        if self.checks is not None:
+            fitting = self._fitting(self.checks, routing_key, message, size, now, on_confirmed, options)
+            if fitting is None:
+                return
+            if fitting is not message:
+                message, size = fitting, message_bytes(fitting)
         if options is not None:
             if options.ttl_ms is not None and not self._keeps_all:
                 message = with_ttl(message, options.ttl_ms, now)
@@ -129,6 +143,53 @@ class EnqueuePath(ABC):
             raise
         if on_stored is not None:
             self.tell_place(partition, on_stored)
+
+    @property
+    def refuses_misfits(self) -> bool:
+        """What does not fit is not only marked."""
+        return self.checks is not None and self.checks.mode is not SchemaMode.MARK
+
+    def misfit(self, message: Message) -> str | None:
+        """Why a message does not fit what the queue asks for; None = it does."""
+        if self.checks is None:
+            return None
+        self._agenda.cost += 1 + (len(message.payload) >> _CHECKED_SHIFT)
+        if self._agenda.misfit is None:
+            return "this broker has no schemas: it needs the extra `schemas`"
+        return self._agenda.misfit(self.checks, message)
+
+    def _fitting(
+        self,
+        checks: SchemaCheckConfig,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        on_confirmed: Confirm | None,
+        options: PublishOptions | None,
+    ) -> Message | None:
+        """The message, marked perhaps; None where it became a dead letter. Raises :class:`QueueError` (MISFIT)."""
+        problem = self.misfit(message)
+        if checks.mode is SchemaMode.MARK:
+            own = tuple([pair for pair in message.user_properties if pair[0] != SCHEMA_ERROR])
+            told = own if problem is None else (*own, (SCHEMA_ERROR, problem))
+            return message if told == message.user_properties else changed(message, user_properties=told)
+        if problem is None:
+            return message
+        # A dead letter is part of no transaction, and no number of a producer's is used up by it.
+        is_alone = options is None or not options.is_produced
+        if checks.mode is SchemaMode.DEAD_LETTER and self.config.dead_letters and is_alone:
+            reason = f"{SCHEMA_INVALID}: {problem}"
+            self.send_letter(routing_key, message, size, reason, now, ignore if on_confirmed is None else on_confirmed)
+            return None
+        self.contents.refused += 1
+        raise QueueError(QueueErrorCode.MISFIT, f"the message does not fit the schema of {self.name!r}: {problem}")
+
+    @abstractmethod
+    def send_letter(
+        self, routing_key: str, message: Message, size: int, reason: str, now: float, on_done: Confirm
+    ) -> None:
+        """Have a message that the queue never took become a dead letter. Raises :class:`QueueError`."""
 
     @abstractmethod
     def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
@@ -312,6 +373,8 @@ class EnqueuePath(ABC):
 
     def publish_batch(self, batch: MessageBatch, now: float, part: Callable[[Sequence[int]], Confirm]) -> bool:
         """See :meth:`QueueEngine.publish_batch`."""
+        if self.checks is not None:
+            return False
         messages, payloads = batch.messages, batch.payloads
         count = len(payloads)
         sizes = list(map(len, payloads))
@@ -400,3 +463,8 @@ class EnqueuePath(ABC):
             else:
                 run.append(at)
         yield from chosen.items()
+
+
+def checks_of(config: QueueConfig) -> SchemaCheckConfig | None:
+    """None where nothing is checked."""
+    return config.schema if config.schema.subject else None

@@ -35,7 +35,7 @@ from assay.reference_broker.queues.partitions.departures import Departures
 from assay.reference_broker.queues.partitions.expiry import MessageSizes
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.queue.bindings import Captures
-from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath, checks_of
 from assay.reference_broker.queues.queue.priority_figures import PriorityRates
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import SharedMemory
@@ -208,6 +208,7 @@ class DurableQueue(EnqueuePath):
         self.config = self.contents.config = config
         self._codec.ttl_s = config.message_ttl_s
         self._keeps_all = config.retention.keep_settled
+        self.checks = checks_of(config)
         self.limits.reconfigure()
         self.limits.arm(self._agenda.now)
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
@@ -466,10 +467,16 @@ class DurableQueue(EnqueuePath):
     def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
         """See :class:`EnqueuePath`. Its publisher knows that it was refused, so that nobody tries again."""
         if self.config.overflow is Overflow.REJECT_TO_DEAD_LETTERS and self.config.dead_letters:
-            self._agenda.cost += 1
-            letter = refused_letter(self.name, routing_key, message, QUEUE_FULL, now)
             with suppress(QueueError):
-                self._dead_letter_target().enqueue_dead_letter(routing_key, letter, size, now, ignore)
+                self.send_letter(routing_key, message, size, QUEUE_FULL, now, ignore)
+
+    def send_letter(
+        self, routing_key: str, message: Message, size: int, reason: str, now: float, on_done: Confirm
+    ) -> None:
+        """See :class:`EnqueuePath`."""
+        self._agenda.cost += 1
+        letter = refused_letter(self.name, routing_key, message, reason, now)
+        self._dead_letter_target().enqueue_dead_letter(routing_key, letter, size, now, on_done)
 
     def alert(self, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> None:
         """Tell the web hook, if there is one, of a dead letter that is safe."""

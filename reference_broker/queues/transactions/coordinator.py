@@ -21,7 +21,8 @@ import msgspec
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, sync_now
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.store import KeyedState, QueueStore, SyncTask
+from assay.reference_broker.queues.jobs.store import KeyedState, QueueStore
+from assay.reference_broker.queues.jobs.timed_state import TimedState
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.transactions.transaction import Transaction
@@ -70,44 +71,12 @@ class Decision(msgspec.Struct, array_like=True, frozen=True):
     held: list[HeldOffset]
 
 
-class _TimedState:
-    """Keyed state as a log that syncs by the engine's clock."""
-
-    def __init__(self, state: KeyedState, agenda: Agenda) -> None:
-        self._state = state
-        self._agenda = agenda
-        self._syncing_to = 0
-        self.is_unverified = state.next_offset > 0
-        """A broker that was killed may have left changes to the operating system: the first sync covers them."""
-
-    @property
-    def needs_sync(self) -> bool:
-        if self.is_unverified and not self._syncing_to:
-            return True
-        return self._state.next_offset > max(self._state.durable_offset, self._syncing_to)
-
-    def start_sync(self) -> SyncTask | None:
-        end = self._state.next_offset
-        task = self._state.start_sync(self._agenda.now)
-        if task is not None:
-            self._syncing_to = end
-        return task
-
-    def finish_sync(self, error: OSError | None) -> None:
-        self._state.finish_sync(error)
-        self.is_unverified = False
-        self._syncing_to = 0
-
-    def close(self) -> None:
-        self._state.close()
-
-
 class Coordinator(SyncPoint):
     """The state, decoded. Changes show at once; :meth:`when_durable` tells when they may be relied on."""
 
     def __init__(self, state: KeyedState, agenda: Agenda) -> None:
         """Raises :class:`LogError` when the state is not what this broker writes."""
-        self._timed = _TimedState(state, agenda)
+        self._timed = TimedState(state, agenda)
         super().__init__(self._timed)
         self._state = state
         self._agenda = agenda
@@ -261,4 +230,8 @@ class Coordinator(SyncPoint):
 def open_coordinator(store: QueueStore, agenda: Agenda, *, create: bool) -> Coordinator | None:
     """The coordinator's state; None when there is none and it is not to be created. Raises :class:`LogError`."""
     state = store.open_state(FOLDER, create=create)
-    return None if state is None else Coordinator(state, agenda)
+    if state is None:
+        return None
+    coordinator = Coordinator(state, agenda)
+    agenda.state_points[coordinator] = None
+    return coordinator
