@@ -71,6 +71,8 @@ class BrokerNode:
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
         self.schemas = SchemaLog(config.schemas, self._store, self.engine.agenda)
+        self.schema_checks: SchemaChecks | None = None
+        """None without the extra ``schemas``."""
         if is_available():
             self.schema_checks = SchemaChecks(self.schemas)
             self.engine.agenda.misfit = self.schema_checks.problem

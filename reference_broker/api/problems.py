@@ -30,6 +30,11 @@ class Code(StrEnum):
     """So many requests are under way that another must come later."""
     INTERNAL = "internal"
     """A bug of the broker; its log has more."""
+    UNKNOWN_SCHEMA = "unknown_schema"
+    """There is no such subject, version or schema, or it has no setting of its own."""
+    SCHEMA_INCOMPATIBLE = "schema_incompatible"
+    SCHEMA_REFUSED = "schema_refused"
+    """No schema, version, level or mode that the registry takes; the text says why."""
     UNSUPPORTED = "unsupported"
     """What this broker, as it is configured, does not do."""
 
@@ -61,8 +66,10 @@ PROBLEMS: Final[dict[AnyCode, Row]] = {
     _Q.UNKNOWN_MEMBER: Row(404, "There is no such member"),
     _Q.UNKNOWN_PRODUCER: Row(404, "There is no such producer"),
     _Q.UNKNOWN_TRANSACTION: Row(404, "There is no such transaction"),
+    Code.UNKNOWN_SCHEMA: Row(404, "There is no such subject, version or schema"),
     Code.METHOD_NOT_ALLOWED: Row(405, "That cannot be done here"),
     Code.TIMEOUT: Row(408, "The request did not come in time"),
+    Code.SCHEMA_INCOMPATIBLE: Row(409, "The schema may not follow those before it"),
     _Q.EXISTS: Row(409, "There is one of that name already"),
     _Q.STALE_RECEIPT: Row(409, "The delivery was made again since"),
     _Q.AMBIGUOUS: Row(409, "Several groups hold the message"),
@@ -74,6 +81,7 @@ PROBLEMS: Final[dict[AnyCode, Row]] = {
     _Q.OUT_OF_SEQUENCE: Row(409, "Not the producer's next message"),
     _Q.TRANSACTION_STATE: Row(409, "The transaction has ended, or another is open"),
     _Q.TOO_LARGE: Row(413, "Too large"),
+    Code.SCHEMA_REFUSED: Row(422, "The registry does not take that"),
     _Q.MISFIT: Row(422, "The message does not fit its queue's schema"),
     Code.MEDIA_TYPE: Row(415, "Another type of content is expected"),
     Code.MISDIRECTED: Row(421, "Another host is meant"),
@@ -92,10 +100,12 @@ PROBLEMS: Final[dict[AnyCode, Row]] = {
 class RequestError(Exception):
     """A request is refused before the engine was asked. ``text`` says what to do, for people."""
 
-    def __init__(self, code: AnyCode, text: str) -> None:
+    def __init__(self, code: AnyCode, text: str, number: int = 0) -> None:
+        """``number``: what clients of Confluent's registry know it by."""
         super().__init__(text)
         self.code = code
         self.text = text
+        self.number = number
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,6 +119,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For people."""
     error: str
     """The same, where clients of GoQueue look for it."""
+    error_code: int = 0
+    """Where clients of Confluent's registry look for it, as the next."""
+    message: str = ""
     details: dict[str, str] = {}
     """Further names and values for programs."""
 
@@ -117,11 +130,14 @@ def problem_of(error: QueueError | RequestError) -> Problem:
     """An error as it is told."""
     row = PROBLEMS[error.code]
     details = dict(error.details) if isinstance(error, QueueError) else {}
+    number = 0 if isinstance(error, QueueError) else error.number
     return Problem(
         title=row.title,
         status=row.status,
         code=error.code.value,
         detail=error.text,
         error=error.text,
+        error_code=number,
+        message=error.text if number else "",
         details=details,
     )

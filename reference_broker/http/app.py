@@ -23,12 +23,14 @@ from assay.reference_broker.http.routes import (
     node,
     overview,
     queues,
+    schemas,
     settling,
     streams,
     topics,
     transactions,
 )
 from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.schemas.errors import SchemaError, SchemaErrorCode
 
 AREAS: Final[tuple[Area, ...]] = (
     node.OPEN,
@@ -44,6 +46,8 @@ AREAS: Final[tuple[Area, ...]] = (
     overview.AREA,
     metrics.AREA,
     bridge.AREA,
+    schemas.AREA,
+    schemas.GOQUEUE,
 )
 _OF_STATUS: Final = {404: Code.NO_SUCH_ROUTE, 405: Code.METHOD_NOT_ALLOWED}
 
@@ -58,6 +62,7 @@ def create_app(service: Service | None) -> FastAPI:
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it
     app.add_exception_handler(QueueError, _on_refused)
     app.add_exception_handler(RequestError, _on_refused)
+    app.add_exception_handler(SchemaError, _on_schema)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     document = make_document(app, AREAS)
@@ -74,6 +79,12 @@ def _answer(error: QueueError | RequestError) -> Response:
 
 async def _on_refused(_request: Request, error: Any) -> Response:
     return _answer(error)
+
+
+async def _on_schema(_request: Request, error: Any) -> Response:
+    codes = {404: Code.UNKNOWN_SCHEMA, 409: Code.SCHEMA_INCOMPATIBLE, 422: Code.SCHEMA_REFUSED}
+    code = QueueErrorCode.LIMIT if error.code is SchemaErrorCode.LIMIT else codes.get(error.code.status)
+    return _answer(RequestError(code or QueueErrorCode.STORAGE_FAILED, error.text, error.code.value))
 
 
 async def _on_invalid(_request: Request, error: Any) -> Response:

@@ -44,6 +44,7 @@ _GOQUEUE: Final = frozenset(
         "transactions",
         "traces",
         "schemas",
+        *("subjects", "config", "mode", "compatibility"),
         "admin",
         "delay",
         "priority",
@@ -52,7 +53,7 @@ _GOQUEUE: Final = frozenset(
         "version",
     )
 )
-"""First segments of GoQueue's paths, which stand at the root, under /v1 and here."""
+"""First segments of GoQueue's paths, and Confluent's, which stand at the root, under /v1 and here."""
 _OWN_VERSION: Final = "v1"
 _CLIENT_ID: Final = (b"x-client-id", b"x-fluxmq-client-id")
 _USERNAME: Final = b"x-fluxmq-username"
@@ -257,8 +258,9 @@ def credentials_of(headers: dict[bytes, bytes]) -> Credentials:
 
 
 def is_json(headers: dict[bytes, bytes]) -> bool:
-    """Whether the content type says JSON."""
-    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == JSON.encode()
+    """Whether the content type says JSON, of whatever kind: no form of a page has such a type."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return kind == JSON.encode() or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
 def _host_of(text: str) -> str:

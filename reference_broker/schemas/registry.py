@@ -64,16 +64,6 @@ class Found(NamedTuple):
     schema: str
     is_deleted: bool
 
-    def as_json(self) -> dict[str, Any]:
-        """As Confluent's clients read it."""
-        return {
-            "subject": self.subject,
-            "version": self.version,
-            "id": self.id,
-            "schemaType": JSON_SCHEMA,
-            "schema": self.schema,
-        }
-
 
 Change = tuple[bytes, bytes | None]
 
@@ -175,6 +165,20 @@ class Registry:
             del self._subjects[subject]
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def last_id(self) -> int:
+        """The last one that was given out; 0 = none."""
+        return self._last_id
+
+    @property
+    def schema_count(self) -> int:
+        return len(self._schemas)
+
+    @property
+    def version_count(self) -> int:
+        """Of all subjects, deleted ones included."""
+        return sum(map(len, self._subjects.values()))
 
     def subjects(self, *, deleted: bool = False, prefix: str = "") -> list[str]:
         """By name; ``deleted``: those of which nothing is left, too."""
