@@ -21,7 +21,7 @@ import msgspec
 from assay.reference_broker.queues.transactions.coordinator import FOLDER as TRANSACTIONS_FOLDER
 from assay.reference_broker.schemas.log import FOLDER as SCHEMAS_FOLDER
 from assay.reference_broker.storage.description import ROOT, QueueDescription
-from assay.reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
+from assay.reference_broker.storage.file_names import parse_segment_name, parse_swap_name
 from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout
@@ -370,8 +370,3 @@ def segment_base(name: str, store_format: StoreFormat) -> int | None:
     """Base offset that a file's name says; None for any other file."""
     suffix = store_format.segment_suffix
     return parse_segment_name(f"{name.removesuffix(suffix)}.seg") if name.endswith(suffix) else None
-
-
-def segment_file_name(base_offset: int, store_format: StoreFormat) -> str:
-    """As :func:`assay.reference_broker.storage.file_names.segment_name`, for any format."""
-    return segment_name(base_offset).removesuffix(".seg") + store_format.segment_suffix

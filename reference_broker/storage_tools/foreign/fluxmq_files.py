@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from enum import Enum, IntEnum
-from typing import NamedTuple, TypeVar
+from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -35,22 +35,6 @@ _Decoded = TypeVar("_Decoded")
 
 class FluxMQFileError(ValueError):
     """A file is not what FluxMQ writes."""
-
-
-class DirectoryLayout(Enum):
-    """Generation of a data directory."""
-
-    PARTITIONS = "queues/<queue>/partitions/<id>"
-    SEGMENTS = "queues/<queue>/segments"
-
-
-class FoundLog(NamedTuple):
-    """A log in a data directory. ``partition`` is 0 where there are none."""
-
-    queue: str
-    partition: int
-    folder: str
-    layout: DirectoryLayout
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -340,27 +324,6 @@ def read_file(disk: Disk, path: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
         file.close()
 
 
-def find_logs(disk: Disk) -> list[FoundLog]:
-    """Every folder with segments in a data directory, by queue and partition.
-
-    The queue's name is that of its ``queue.json`` when there is one, else its path below ``queues``. Raises
-    :class:`OSError`, and :class:`FluxMQFileError` for a tree without bounds.
-    """
-    found: list[FoundLog] = []
-
-    def children(path: str, names: list[str]) -> list[str]:
-        if path == QUEUES_FOLDER:
-            return names
-        logs = _logs_of(disk, path, names)
-        found.extend(logs)
-        # What belongs to this queue; the rest may be queues with longer names.
-        own = {"consumers", *(log.folder.removeprefix(f"{path}/").partition("/")[0] for log in logs)} if logs else set()
-        return [name for name in names if name not in own]
-
-    _walk(disk, QUEUES_FOLDER, children)
-    return sorted(found, key=lambda log: (log.queue, log.partition, log.folder))
-
-
 def find_groups(disk: Disk) -> list[str]:
     """Paths of the later generation's group files, ``groups/<queue>/<group>.json``. Raises as :func:`find_logs`."""
     found: list[str] = []
@@ -386,20 +349,6 @@ def _walk(disk: Disk, root: str, children: Callable[[str, list[str]], list[str]]
             raise FluxMQFileError(message)
         names = _folder(disk, path)
         waiting += [(f"{path}/{name}", depth + 1) for name in children(path, names)] if names else []
-
-
-def _logs_of(disk: Disk, path: str, names: list[str]) -> list[FoundLog]:
-    """The logs right in a queue's folder."""
-    logs: list[FoundLog] = []
-    if "segments" in names and _has_segments(disk, f"{path}/segments"):
-        logs.append(FoundLog(_queue_name(disk, path), 0, f"{path}/segments", DirectoryLayout.SEGMENTS))
-    if "partitions" in names:
-        for name in _folder(disk, f"{path}/partitions"):
-            folder = f"{path}/partitions/{name}"
-            is_number = name.isascii() and name.isdecimal() and len(name) <= _MAX_PARTITION_DIGITS
-            if is_number and _has_segments(disk, folder):
-                logs.append(FoundLog(_queue_name(disk, path), int(name), folder, DirectoryLayout.PARTITIONS))
-    return logs
 
 
 def _has_segments(disk: Disk, folder: str) -> bool:

@@ -365,14 +365,3 @@ def decode_marker(value: bytes) -> ControlMarker:
         message = f"a transaction marker of {len(value)} bytes claims an id of {size}"
         raise ValueError(message)
     return ControlMarker(producer_id=producer_id, epoch=epoch, transaction_id=value[_MARKER.size :].decode())
-
-
-def parse_priority(text: str) -> Priority:
-    """A priority by name: lower case, Title or UPPER case; empty is normal. Raises :class:`ValueError`."""
-    if not text:
-        return Priority.NORMAL
-    known = {priority.name.lower(): priority for priority in Priority}
-    if text.lower() not in known or text not in (text.lower(), text.upper(), text.capitalize()):
-        message = f"{text!r} is no priority; choose one of {', '.join(known)}"
-        raise ValueError(message)
-    return known[text.lower()]

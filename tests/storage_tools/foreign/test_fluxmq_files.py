@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.storage.disk import Disk, RealDisk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
-from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.reference_broker.storage_tools.foreign import fluxmq_files
 from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
-    DirectoryLayout,
     FluxMQFileError,
     OperationKind,
     decode_consumer_state,
@@ -26,7 +23,6 @@ from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
     decode_pending_shard,
     decode_queue_configurations,
     find_groups,
-    find_logs,
     read_file,
 )
 from assay.sim.disk import SimDisk
@@ -252,52 +248,9 @@ def make(disk: Disk, *paths: str) -> None:
         disk.open(path, create=True).close()
 
 
-def test_logs_of_both_layouts_are_found(disk: Disk) -> None:
-    make(
-        disk,
-        f"queues/orders/partitions/0/{SEGMENT}",
-        f"queues/orders/partitions/10/{SEGMENT}",
-        "queues/orders/partitions/2/00000000000000000007.seg",
-        f"queues/orders/partitions/x/{SEGMENT}",
-        "queues/orders/partitions/3/readme",
-        f"queues/orders/consumers/g/partitions/0/{SEGMENT}",
-        f"queues/$dlq/orders/segments/{SEGMENT}",
-        f"queues/orders/late/segments/{SEGMENT}",
-        f"queues/segments/segments/{SEGMENT}",
-        "queues/empty/segments/readme",
-        "queues/notes.txt",
-        "config/queues.json",
-    )
-    assert [(log.queue, log.partition, log.folder) for log in find_logs(disk)] == [
-        ("$dlq/orders", 0, "queues/$dlq/orders/segments"),
-        ("orders", 0, "queues/orders/partitions/0"),
-        ("orders", 2, "queues/orders/partitions/2"),
-        ("orders", 10, "queues/orders/partitions/10"),
-        ("orders/late", 0, "queues/orders/late/segments"),
-        ("segments", 0, "queues/segments/segments"),
-    ]
-    assert {log.layout for log in find_logs(disk) if log.queue == "orders"} == {DirectoryLayout.PARTITIONS}
-    assert find_logs(MemoryDisk()) == []
-
-
-def test_our_own_directories_are_found_by_the_names_of_their_queues() -> None:
-    disk = MemoryDisk()
-    store = LogQueueStore(disk)
-    files = store.open_queue(QueueConfig(name="Orders/new", partitions=2))
-    make(disk, *(f"{path}/{SEGMENT}" for path in _partition_folders(disk)))
-    assert [(log.queue, log.partition) for log in find_logs(disk)] == [("Orders/new", 0), ("Orders/new", 1)]
-    assert not files.volatile
-
-
 def _partition_folders(disk: Disk) -> list[str]:
     (folder,) = disk.list("queues")
     return [f"queues/{folder}/partitions/{number}" for number in range(2)]
-
-
-def test_a_damaged_description_costs_the_name_only() -> None:
-    disk = MemoryDisk()
-    make(disk, f"queues/q%41/partitions/0/{SEGMENT}", "queues/q%41/queue.json")
-    assert [log.queue for log in find_logs(disk)] == ["q%41"]
 
 
 def test_group_files_are_found(disk: Disk) -> None:
@@ -313,9 +266,9 @@ def test_group_files_are_found(disk: Disk) -> None:
 
 def test_walks_and_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = MemoryDisk()
-    make(disk, "queues/" + "a/" * 40 + "b")
+    make(disk, "groups/" + "a/" * 40 + "b")
     with pytest.raises(FluxMQFileError, match="nested deeper"):
-        find_logs(disk)
+        find_groups(disk)
     monkeypatch.setattr(fluxmq_files, "_MAX_FOLDERS", 20)
     wide = MemoryDisk()
     make(wide, *(f"groups/q/{number}/x" for number in range(30)))

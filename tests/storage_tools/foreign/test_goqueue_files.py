@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.reference_broker.storage.disk import Disk, RealDisk
-from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage_tools.foreign.goqueue_files import (
-    DelayEntry,
-    DelayState,
     GoQueueFileError,
     GroupOffsets,
     PartitionOffset,
     TopicOffsets,
-    decode_delay_index,
     decode_index,
     decode_offsets,
     decode_time_index,
-    encode_delay_index,
     encode_index,
     encode_offsets,
     file_name,
-    find_partitions,
     parse_file_name,
 )
-from assay.sim.disk import SimDisk
 
 
 def test_names() -> None:
@@ -76,36 +66,6 @@ def test_no_index_begins_below_zero(first: int, second: int) -> None:
 def test_a_time_index_must_grow_in_offsets() -> None:
     with pytest.raises(GoQueueFileError, match="does not grow"):
         decode_time_index(struct.pack(">qqqq", 5, 3, 6, 3))
-
-
-def test_the_delay_index_has_its_layout_and_its_count_is_not_trusted() -> None:
-    entries = [
-        DelayEntry(7, 1_700_000_000_000_000_000, 2, DelayState.PENDING),
-        DelayEntry(7, -1, 3, DelayState.EXPIRED),
-    ]
-    data = encode_delay_index(entries)
-    expected = b"GQDL" + bytes.fromhex("000100000000000000000002")
-    for offset, deliver_at, partition, state in entries:
-        expected += offset.to_bytes(8, "big") + deliver_at.to_bytes(8, "big", signed=True)
-        expected += partition.to_bytes(4, "big") + state.to_bytes(4, "big") + bytes(8)
-    assert data == expected
-    assert list(decode_delay_index(data).entries) == entries
-    for claimed in (0, 1, 2**63):
-        changed = decode_delay_index(data[:8] + claimed.to_bytes(8, "big") + data[16:] + b"torn")
-        assert list(changed.entries) == entries
-        assert (changed.claimed_count, changed.torn_bytes) == (claimed, 4)
-
-
-@pytest.mark.parametrize(
-    "damage", [(0, b"X"), (5, b"\x02"), (16, b"\xff"), (32, b"\xff"), (39, b"\x04"), (36, b"\xff")]
-)
-def test_a_damaged_delay_index_is_refused(damage: tuple[int, bytes]) -> None:
-    data = bytearray(encode_delay_index([DelayEntry(7, 1, 2, DelayState.PENDING)]))
-    data[damage[0] : damage[0] + 1] = damage[1]
-    with pytest.raises(GoQueueFileError):
-        decode_delay_index(bytes(data))
-    with pytest.raises(GoQueueFileError):
-        decode_delay_index(bytes(data[:15]))
 
 
 def test_committed_offsets_as_goqueue_writes_them() -> None:
@@ -156,32 +116,10 @@ def test_damaged_committed_offsets_are_refused(data: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"GQDL\x00\x01\x00\x00", b'{"group_id"']))
+@given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b'{"group_id"']))
 def test_random_bytes_give_an_answer_or_the_right_error(data: bytes, prefix: bytes) -> None:
-    for decode in (decode_index, decode_time_index, decode_delay_index, decode_offsets):
+    for decode in (decode_index, decode_time_index, decode_offsets):
         try:
             decode(prefix + data)
         except GoQueueFileError as error:
             assert str(error)
-
-
-@pytest.mark.parametrize("kind", ["memory", "real", "simulated"])
-def test_partitions_are_found(kind: str, tmp_path: Path) -> None:
-    disks: dict[str, Disk] = {
-        "memory": MemoryDisk(),
-        "real": RealDisk(tmp_path),
-        "simulated": SimDisk(random.Random(1)),
-    }
-    disk = disks[kind]
-    for path in ("logs/orders/10", "logs/orders/2", "logs/empty/0", "logs/odd/x", "offsets/g"):
-        disk.make_folder(path)
-    for path in (
-        "logs/orders/10/00000000000000000000.log",
-        "logs/orders/2/00000000000000000007.log",
-        "logs/odd/x/00000000000000000007.log",
-        "logs/README",
-        "logs/orders/3",
-        "offsets/g/offsets.json",
-    ):
-        disk.open(path, create=True).close()
-    assert find_partitions(disk) == [("orders", 2, "logs/orders/2"), ("orders", 10, "logs/orders/10")]

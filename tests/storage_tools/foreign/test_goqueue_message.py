@@ -26,7 +26,6 @@ from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     encode_message,
     has_sound_body,
     message_size,
-    parse_priority,
 )
 
 FLAGS = st.sampled_from([0, 1, 4, 5, 8, 24, 9, 12]).map(GoQueueFlag)
@@ -226,13 +225,6 @@ def test_a_transaction_marker_is_decoded() -> None:
     for damaged in (b"", bytes(11), bytes(11) + b"\x01", bytes(13)):
         with pytest.raises(ValueError, match="marker"):
             decode_marker(damaged)
-
-
-def test_priorities_by_name() -> None:
-    assert [parse_priority(name) for name in ("", "high", "High", "HIGH", "background")] == [2, 1, 1, 1, 4]
-    for name in ("hIGH", "urgent", " high"):
-        with pytest.raises(ValueError, match="choose one of"):
-            parse_priority(name)
 
 
 @given(messages(), st.integers(0, 20), st.data())
