@@ -7,7 +7,7 @@ A client that is not connected connects by itself when a step asks something of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from assay.conformance.targets import CapabilityValue
 
 REPLAY_SCHEMA: Literal["assay.explore/1"] = "assay.explore/1"
 MAX_STEPS = 200
+_DEFAULT = "MQTT 5.0, keeps no session"
 
 
 TIMES_S = (100_000, 50)
@@ -201,10 +202,9 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a finding."""
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file of a finding holds, whatever lives it is of."""
 
-    schema: Literal["assay.explore/1"] = REPLAY_SCHEMA
     target: str
     rule: str
     version: int
@@ -212,6 +212,12 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     clauses: tuple[str, ...]
     text: str
     seed: int
+
+
+class Replay(Recorded, frozen=True, kw_only=True):
+    """The file of a finding."""
+
+    schema: Literal["assay.explore/1"] = REPLAY_SCHEMA
     life: Life
 
 
@@ -225,15 +231,18 @@ def clients_of(step: Step) -> set[int]:
 def story(life: Life) -> list[str]:
     """The life in lines for people: the clients that take part, then the steps."""
     used = sorted(set().union(*(clients_of(step) for step in life.steps))) if life.steps else []
-    lines = [f"client {index}: {_fields(life.clients[index % len(life.clients)])}" for index in used]
-    return lines + [f"{number}. {_line(step)}" for number, step in enumerate(life.steps, 1)]
+    lines = [f"client {index}: {in_words(life.clients[index % len(life.clients)], _DEFAULT)}" for index in used]
+    return lines + numbered(life.steps)
 
 
-def _line(step: Step) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(step)
-    return " ".join([str(fields.pop("do")), *(f"{name}={value}" for name, value in fields.items())])
+def numbered(steps: Sequence[msgspec.Struct]) -> list[str]:
+    """Steps as lines for people."""
+    return [f"{number}. {in_words(step)}" for number, step in enumerate(steps, 1)]
 
 
-def _fields(record: msgspec.Struct) -> str:
+def in_words(record: msgspec.Struct, otherwise: str = "plain") -> str:
+    """A step, or what a life is made of: what it is, and its fields; ``otherwise`` where there is nothing to say."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
-    return ", ".join(f"{name}={value}" for name, value in fields.items()) or "MQTT 5.0, keeps no session"
+    kind = fields.pop("do", "")
+    words = [*([str(kind)] if kind else []), *(f"{name}={value}" for name, value in fields.items())]
+    return " ".join(words) or otherwise

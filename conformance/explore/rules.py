@@ -15,6 +15,17 @@ class AnyRule(Protocol):
     def clauses(self, version: int, /) -> tuple[str, ...]: ...
 
 
+class StatedRule(Enum):
+    """Kinds of findings, each with its name in files and the statements behind it, whatever the client's version."""
+
+    def __init__(self, label: str, *stated: str) -> None:
+        self.label, self.stated = label, stated
+
+    def clauses(self, _version: int) -> tuple[str, ...]:
+        """The statements that a broker broke."""
+        return self.stated
+
+
 class Rule(Enum):
     """A kind of finding: its name in files, the statements of 3.1.1, and those of 5.0 (section numbers have none)."""
 

@@ -11,10 +11,10 @@ from assay.conformance.targets import Endpoint
 from assay.loadtests.bench import amqp
 from assay.loadtests.bench.amqp_messages import Cycle, alike_messages
 from assay.loadtests.bench.broker_process import BrokerProcess
-from assay.loadtests.bench.pump import STALL_TIMEOUT_S, WARM_UP_S, Stream
+from assay.loadtests.bench.pump import STALL_TIMEOUT_S, Stream
 from assay.loadtests.bench.queue_flow import TURN_BYTES
 from assay.loadtests.bench.shape import Shape
-from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.loadtests.bench.workload import WARM_UP_S, BenchError, BenchPlan, Figure, Meter, Workload
 
 _EXCHANGE = "bench-fan-out"
 _BATCH = 16

@@ -13,10 +13,10 @@ from assay.conformance.targets import Endpoint
 from assay.loadtests.bench import amqp
 from assay.loadtests.bench.amqp_messages import KEYS, Cycle, Message, alike_messages, mixed_messages
 from assay.loadtests.bench.broker_process import BrokerProcess
-from assay.loadtests.bench.pump import WARM_UP_S, Stream
+from assay.loadtests.bench.pump import Stream
 from assay.loadtests.bench.queue_flow import TURN_BYTES, QueueFlow
 from assay.loadtests.bench.shape import Shape
-from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Workload
 
 PREFETCH = 500
 _TOPIC_MESSAGES = 4_096
@@ -142,13 +142,7 @@ class OneToOne(Workload):
             talk.delete(queue)
 
     def measure(self, number: int) -> list[Figure]:
-        plan, found = self.plan, []
-        for flow, moved in zip(self._flows, self._moved, strict=True):
-            moved.run(seconds=WARM_UP_S)
-            meter = Meter(self.broker)
-            messages = moved.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-            found.append(meter.rate(flow.line, messages))
-        return found
+        return [self.pumped(flow.line, moved) for flow, moved in zip(self._flows, self._moved, strict=True)]
 
 
 class TopicFlow(OneToOne):

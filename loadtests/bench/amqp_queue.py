@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from assay.loadtests.bench import amqp
-from assay.loadtests.bench.pump import WARM_UP_S, Stream
+from assay.loadtests.bench.pump import Stream
 from assay.loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
 from assay.loadtests.bench.queue_frames import key_of
 from assay.loadtests.bench.shape import Shape
-from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.loadtests.bench.workload import BenchError, Figure, Workload
 
 _MAX_PREFETCH = 65_535
 
@@ -92,10 +92,7 @@ class AmqpQueueLife(Workload):
                 multiple=self.multiple,
                 keyed=self.keyed,
             )
-            pump.run(seconds=WARM_UP_S)
-            meter = Meter(self.broker)
-            messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-            return [meter.rate(self.line, messages)]
+            return [self.pumped(self.line, pump)]
 
 
 class AmqpQueueBatch(AmqpQueueLife):

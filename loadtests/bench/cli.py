@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,32 @@ app = typer.Typer(no_args_is_help=True, help="Measure throughput against other b
 
 _WIDTH = 140
 """Columns of tables in a file or a pipe."""
+
+
+def _wide_console() -> Console:
+    """Wide enough for the tables where nobody sees its width."""
+    console = WholeConsole()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    return console
+
+
+def _compare(
+    console: Console,
+    names: list[str],
+    known: Mapping[str, Callable[[], Peer]],
+    plan: BenchPlan,
+    out: Path | None,
+    name: str,
+) -> None:
+    """Measure these brokers, and report; ends the program where that is no success."""
+    try:
+        brokers = peers(names, known)
+    except TargetError as error:
+        console.print(f"[red]error:[/] {error}", highlight=False)
+        raise typer.Exit(ExitStatus.USAGE) from error
+    if _report(console, _run(console, brokers, plan), out, name).verdict is Verdict.FAIL:
+        raise typer.Exit(ExitStatus.FAIL)
 
 
 def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
@@ -116,9 +143,7 @@ def mqtt(
 
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or out of order.
     """
-    console = WholeConsole()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    console = _wide_console()
     cases = tuple(dict.fromkeys(case or COMPARED))
     for others, command in ((QUEUES, "queue"), (AMQP, "amqp091")):
         if set(cases) & set(others):
@@ -136,14 +161,7 @@ def mqtt(
         filters=filters,
         idle=idle,
     )
-    names = peer or list(KNOWN)
-    try:
-        brokers = peers(names)
-    except TargetError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        raise typer.Exit(ExitStatus.USAGE) from error
-    if _report(console, _run(console, brokers, plan), out, "bench mqtt").verdict is Verdict.FAIL:
-        raise typer.Exit(ExitStatus.FAIL)
+    _compare(console, peer or list(KNOWN), KNOWN, plan, out, "bench mqtt")
 
 
 @app.command()
@@ -188,9 +206,7 @@ def amqp091(
 
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or out of order.
     """
-    console = WholeConsole()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    console = _wide_console()
     cases = tuple(dict.fromkeys(case or AMQP))
     if set(cases) - set(AMQP):
         console.print(f"[red]error:[/] cases of AMQP 0.9.1 are: {', '.join(AMQP)}", highlight=False)
@@ -207,13 +223,7 @@ def amqp091(
         bindings=bindings,
         idle=idle,
     )
-    try:
-        brokers = peers(peer or list(KNOWN_AMQP091), KNOWN_AMQP091)
-    except TargetError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        raise typer.Exit(ExitStatus.USAGE) from error
-    if _report(console, _run(console, brokers, plan), out, "bench amqp091").verdict is Verdict.FAIL:
-        raise typer.Exit(ExitStatus.FAIL)
+    _compare(console, peer or list(KNOWN_AMQP091), KNOWN_AMQP091, plan, out, "bench amqp091")
 
 
 @app.command()
@@ -247,9 +257,7 @@ def queue(
     RabbitMQ is skipped, and named, where it is not installed. About 2 minutes.
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or repeated.
     """
-    console = WholeConsole()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    console = _wide_console()
     engine = quick_engine_plan() if quick else EnginePlan(rounds=rounds)
     engine_run = _measure_lines(engine_lines(engine), engine.rounds)
     console.print(lines_table(engine_run, "The queue engine in one process, messages of 100 bytes in memory"))
@@ -299,9 +307,7 @@ def sim(
     # It needs the extra `sim`, and no other bench does.
     from assay.loadtests.bench.simulation import SimPlan, quick_sim_plan, sim_lines
 
-    console = WholeConsole()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    console = _wide_console()
     plan = quick_sim_plan(jobs) if quick else SimPlan(rounds=rounds, jobs=jobs)
     run = _measure_lines(sim_lines(plan), plan.rounds)
     console.print(lines_table(run, f"The simulator on {jobs} processors"))
@@ -364,9 +370,7 @@ def storage(
     where = directory or Path(tempfile.gettempdir())
     run = _measure_storage(plan, where)
     found = storage_report.result(run, command="assay bench storage")
-    console = WholeConsole()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    console = _wide_console()
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:

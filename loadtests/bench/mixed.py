@@ -18,8 +18,8 @@ from assay.conformance.wire.encode import varint
 from assay.loadtests.bench.broker_process import BrokerProcess
 from assay.loadtests.bench.frames import Delivered, Ids, packet_ids
 from assay.loadtests.bench.handshake import connect, subscribe
-from assay.loadtests.bench.pump import WARM_UP_S, Pump
-from assay.loadtests.bench.workload import BenchPlan, Figure, Meter, Workload
+from assay.loadtests.bench.pump import Pump
+from assay.loadtests.bench.workload import BenchPlan, Figure, Workload
 
 TOPICS = 1_000
 SMALLEST_BYTES, LARGEST_BYTES = 10, 1_000
@@ -159,7 +159,4 @@ class Mixed(Workload):
             with publisher:
                 frames = self._frames[kind.line]
                 pump = Pump(publisher, subscriber, frames, window=plan.window_of(kind.qos))
-                pump.run(seconds=WARM_UP_S)
-                meter = Meter(self.broker)
-                messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-                return meter.rate(kind.line, messages)
+                return self.pumped(kind.line, pump)

@@ -30,7 +30,7 @@ from assay.loadtests.bench.frames import (
     read_acks,
 )
 from assay.loadtests.bench.handshake import connect, subscribe
-from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Workload
 
 READ_BYTES = 1 << 20
 STALL_TIMEOUT_S = 10.0
@@ -41,7 +41,6 @@ COALESCE_SHARE = 32
 """A turn read little when it advanced fewer than ``window / 32`` packets."""
 UNBOUNDED_MESSAGES = 1 << 40
 TOPIC = "b/t"
-WARM_UP_S = 0.2
 
 
 class Stream:
@@ -264,7 +263,4 @@ class PubSub(Workload):
             with publisher:
                 frames = PublishFrames(TOPIC, qos, plan.payload_bytes)
                 pump = Pump(publisher, subscriber, frames, window=plan.window_of(qos))
-                pump.run(seconds=WARM_UP_S)
-                meter = Meter(self.broker)
-                messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-                return [meter.rate(f"qos{qos}", messages)]
+                return [self.pumped(f"qos{qos}", pump)]

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from assay.loadtests.bench.frames import ACK_BYTES, PACKET_IDS, AckType, PublishFrames, packet_ids, read_acks
 from assay.loadtests.bench.handshake import connect, subscribe
-from assay.loadtests.bench.pump import WARM_UP_S
 from assay.loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
 from assay.loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_sections
-from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.loadtests.bench.workload import BenchError, Figure, Workload
 from assay.loadtests.packets import property_section, user_property
 
 GROUP = "bench"
@@ -157,10 +156,7 @@ class QueueLife(Workload):
                     batch=self.batch,
                     keyed=self.keyed,
                 )
-                pump.run(seconds=WARM_UP_S)
-                meter = Meter(self.broker)
-                messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-                return [meter.rate(self.line, messages)]
+                return [self.pumped(self.line, pump)]
 
 
 class QueueBatch(QueueLife):

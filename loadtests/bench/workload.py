@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -13,6 +13,7 @@ from assay.conformance.targets import Endpoint
 from assay.loadtests.bench.broker_process import BrokerProcess
 from assay.loadtests.bench.cases import COMPARED, Case
 
+WARM_UP_S = 0.2
 SETTLE_TIMEOUT_S = 3.0
 """A broker may take that long to be done with the end of many connections."""
 
@@ -103,6 +104,13 @@ class Meter:
         )
 
 
+class Pumping(Protocol):
+    """Moves messages from publisher to subscriber."""
+
+    def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
+        """Until so many have arrived, or so long; returns how many."""
+
+
 class Workload(ABC):
     """One case on one broker. Any method may raise :class:`BenchError`, :class:`UnsupportedError`, ``HandshakeError``
     and :class:`OSError`; then the rest of the case is not measured on this broker.
@@ -125,6 +133,13 @@ class Workload(ABC):
     @abstractmethod
     def measure(self, number: int) -> list[Figure]:
         """Measure round ``number``."""
+
+    def pumped(self, line: str, pump: Pumping) -> Figure:
+        """What is moved a second, once it is under way."""
+        plan = self.plan
+        pump.run(seconds=WARM_UP_S)
+        meter = Meter(self.broker)
+        return meter.rate(line, pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds))
 
     def close(self) -> None:
         """Close all connections; twice is fine."""

@@ -21,7 +21,7 @@ from assay.conformance.wire.amqp091 import (
 from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.trace.schema import TraceKind
 from assay.sim.fuzz import amqp_inspection as inspection
-from assay.sim.fuzz.actions import Drain, Lose, Probe, Restart, Sync
+from assay.sim.fuzz.actions import Probe, Sync
 from assay.sim.fuzz.driver import DrivenWorld, Transport, broker_code
 from assay.sim.fuzz.failure import FuzzFailureError
 from assay.sim.fuzz.setups import AMQP_SETUPS, PASSWORD, USER
@@ -260,14 +260,7 @@ class AmqpWorld(DrivenWorld[AmqpSlot]):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _drain(self, action: Drain) -> None:
-        if self.disk_failed:
-            self._restart(Restart(clean=False))
-        self._settle_disk()
-        self._expect_timeouts()
-        for number in sorted(self.slots):
-            self._lose(Lose(slot=number))
-        self._settle_disk()
+    def _take_apart(self) -> None:
         inspection.check_idle(self.node)
         vhost = self.node.amqp091.topology.vhost("/")
         for queue in [*vhost.queues]:
@@ -279,16 +272,9 @@ class AmqpWorld(DrivenWorld[AmqpSlot]):
         inspection.unbind_predeclared(vhost)
         self._call(self.control, 1, "queue.delete", "queue.delete-ok", queue=CONTROL_QUEUE)
         self._end(self.control)
-        self._settle_disk()
+
+    def _check_empty(self) -> None:
         inspection.check_empty(self.node)
-        with broker_code():
-            self.node.close(self.now)
-        if self.setup.with_disk:
-            # What is gone stays gone.
-            self.node = self._start()
-            inspection.check_empty(self.node)
-            with broker_code():
-                self.node.close(self.now)
 
     def _expect_timeouts(self) -> None:
         """Silent clients are cut, unless they asked for no heartbeats."""

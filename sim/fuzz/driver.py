@@ -83,8 +83,16 @@ class DrivenWorld(ABC, Generic[SlotT]):
         """It is. Raises :class:`FuzzFailureError`."""
 
     @abstractmethod
-    def _drain(self, action: Drain) -> None:
-        """See :class:`Drain`. Raises :class:`FuzzFailureError`."""
+    def _expect_timeouts(self) -> None:
+        """Silent clients are cut. Raises :class:`FuzzFailureError`."""
+
+    @abstractmethod
+    def _take_apart(self) -> None:
+        """All clients but the control are gone: whatever is kept ends, and the control with it."""
+
+    @abstractmethod
+    def _check_empty(self) -> None:
+        """Nothing is left. Raises :class:`FuzzFailureError`."""
 
     @abstractmethod
     def _check_output(self, slot: SlotT, data: bytes) -> None:
@@ -211,6 +219,27 @@ class DrivenWorld(ABC, Generic[SlotT]):
                 return
             self._sync(Sync())
         raise FuzzFailureError("endless syncs", f"the broker wants a sync after {_MAX_TURNS} of them")
+
+    def _drain(self, _action: Drain) -> None:
+        """See :class:`Drain`. Raises :class:`FuzzFailureError`."""
+        if self.disk_failed:
+            self._restart(Restart(clean=False))
+        self._settle_disk()
+        self._expect_timeouts()
+        for number in sorted(self.slots):
+            self._lose(Lose(slot=number))
+        self._settle_disk()
+        self._take_apart()
+        self._settle_disk()
+        self._check_empty()
+        with broker_code():
+            self.node.close(self.now)
+        if self.setup.with_disk:
+            # What is gone stays gone.
+            self.node = self._start()
+            self._check_empty()
+            with broker_code():
+                self.node.close(self.now)
 
     def _restart(self, action: Restart) -> None:
         if action.clean:

@@ -20,7 +20,7 @@ from assay.conformance.wire import (
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.trace.schema import TraceKind
 from assay.sim.fuzz import inspection
-from assay.sim.fuzz.actions import Drain, Lose, Probe, Restart
+from assay.sim.fuzz.actions import Lose, Probe
 from assay.sim.fuzz.driver import DrivenWorld, Transport, broker_code
 from assay.sim.fuzz.failure import FuzzFailureError
 from assay.sim.fuzz.grammar import CLIENT_IDS
@@ -161,14 +161,7 @@ class FuzzWorld(DrivenWorld[Slot]):
             self._tick()
         raise FuzzFailureError("control not served", f"probe {self._probes} did not come back")
 
-    def _drain(self, action: Drain) -> None:
-        if self.disk_failed:
-            self._restart(Restart(clean=False))
-        self._settle_disk()
-        self._expect_timeouts()
-        for number in sorted(self.slots):
-            self._lose(Lose(slot=number))
-        self._settle_disk()
+    def _take_apart(self) -> None:
         self._say(self.control, encode(Disconnect(), 5))
         self._end(self.control)
         # Longer than any finite session expiry and will delay.
@@ -178,16 +171,9 @@ class FuzzWorld(DrivenWorld[Slot]):
             self._end_session(client_id)
         self._settle_disk()
         self._clear_retained()
-        self._settle_disk()
+
+    def _check_empty(self) -> None:
         inspection.check_empty(self.node)
-        with broker_code():
-            self.node.close(self.now)
-        if self.setup.with_disk:
-            # What is gone stays gone.
-            self.node = self._start()
-            inspection.check_empty(self.node)
-            with broker_code():
-                self.node.close(self.now)
 
     def _expect_timeouts(self) -> None:
         """Silent clients must be cut, unless they asked for no keep alive."""

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from assay.conformance.explore.life import Recorded, in_words, numbered
+
 REPLAY_SCHEMA: Literal["assay.explore.amqp091/1"] = "assay.explore.amqp091/1"
 DEFAULT = -1
 """In the place of an exchange: the default exchange, whose routing keys are queues."""
@@ -261,27 +263,15 @@ class AmqpLife(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-class AmqpReplay(msgspec.Struct, frozen=True, kw_only=True):
+class AmqpReplay(Recorded, frozen=True, kw_only=True):
     """The file of a finding."""
 
     schema: Literal["assay.explore.amqp091/1"] = REPLAY_SCHEMA
-    target: str
-    rule: str
-    version: int
-    clauses: tuple[str, ...]
-    text: str
-    seed: int
     life: AmqpLife
-
-
-def _fields(record: msgspec.Struct) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(record)
-    kind = fields.pop("do", "")
-    return " ".join([*([str(kind)] if kind else []), *(f"{name}={value}" for name, value in fields.items())])
 
 
 def story(life: AmqpLife) -> list[str]:
     """In lines for people."""
     parts = [("exchange", life.exchanges), ("queue", life.queues), ("channel", life.channels)]
-    lines = [f"{name} {index}: {_fields(each) or 'plain'}" for name, many in parts for index, each in enumerate(many)]
-    return lines + [f"{number}. {_fields(step)}" for number, step in enumerate(life.steps, 1)]
+    lines = [f"{name} {index}: {in_words(each)}" for name, many in parts for index, each in enumerate(many)]
+    return lines + numbered(life.steps)

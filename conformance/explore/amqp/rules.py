@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
-from assay.conformance.explore.rules import ViolationError
+from assay.conformance.explore.rules import StatedRule, ViolationError
 from assay.conformance.wire.amqp091 import AMQP_091
 
 
-class AmqpRule(Enum):
+class AmqpRule(StatedRule):
     """A kind of finding: its name in files, and rules; an accusation may name others that fit better."""
 
     DIED = ("broker-died", "sec.4.8.1.soft-error")
@@ -51,13 +49,6 @@ class AmqpRule(Enum):
     STAYS = ("stays-though-it-should-go", "rmq.auto-delete.queue", "sec.4.5.exclusive-delete")
     GONE = ("gone-though-it-should-stay", "queue.declare.durable.persistence", "queue.bind.durable-exchange")
     TRANSACTION = ("transaction", "rmq.tx.semantics")
-
-    def __init__(self, label: str, *clauses: str) -> None:
-        self.label, self.of_amqp = label, clauses
-
-    def clauses(self, _version: int) -> tuple[str, ...]:
-        """The rules that a broker broke."""
-        return self.of_amqp
 
 
 def violation(rule: AmqpRule, text: str, *clauses: str, waited: bool = False) -> ViolationError:

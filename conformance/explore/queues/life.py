@@ -8,9 +8,11 @@ those that there are by then, so that every part of a life is a life.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from assay.conformance.explore.life import Recorded, in_words, numbered
 
 REPLAY_SCHEMA: Literal["assay.explore.queues/1"] = "assay.explore.queues/1"
 LANES = ("critical", "high", "normal", "low", "background")
@@ -274,34 +276,18 @@ class QueueLife(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-class QueueReplay(msgspec.Struct, frozen=True, kw_only=True):
+class QueueReplay(Recorded, frozen=True, kw_only=True):
     """The file of a finding."""
 
     schema: Literal["assay.explore.queues/1"] = REPLAY_SCHEMA
-    target: str
-    rule: str
-    version: int
-    clauses: tuple[str, ...]
-    text: str
-    seed: int
     life: QueueLife
 
 
 def story(life: QueueLife) -> list[str]:
     """The life in lines for people."""
     lines = [
-        f"{what} {number}: {_fields(plan)}"
+        f"{what} {number}: {in_words(plan, 'as it comes')}"
         for what, plans in (("queue", life.queues), ("group", life.groups), ("consumer", life.consumers))
         for number, plan in enumerate(plans)
     ]
-    return lines + [f"{number}. {_line(step)}" for number, step in enumerate(life.steps, 1)]
-
-
-def _line(step: Step) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(step)
-    return " ".join([str(fields.pop("do")), *(f"{name}={value}" for name, value in fields.items())])
-
-
-def _fields(record: msgspec.Struct) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(record)
-    return ", ".join(f"{name}={value}" for name, value in fields.items()) or "as it comes"
+    return lines + numbered(life.steps)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from assay.conformance.explore.rules import StatedRule
 
 
-class QueueRule(Enum):
+class QueueRule(StatedRule):
     """A kind of finding: its name in files, and the requirements; an accusation may name fewer or others that fit."""
 
     REFUSED = ("publish-refused", "Q-PUBLISH-1")
@@ -50,10 +50,3 @@ class QueueRule(Enum):
     REQUEST = ("request-refused", "Q-ADMIN-01")
     FIGURES = ("figures", "Q-ADMIN-14")
     SUBSCRIBE = ("subscription-refused", "Q-ADDR-01")
-
-    def __init__(self, label: str, *clauses: str) -> None:
-        self.label, self.of_queues = label, clauses
-
-    def clauses(self, _version: int) -> tuple[str, ...]:
-        """The requirements that a broker broke."""
-        return self.of_queues
