@@ -63,6 +63,8 @@ class Member:
         """By the names of queues as its caller knows them."""
         self.assigned: dict[str, AssignmentEvent] = {}
         """The last assignment by queue, likewise."""
+        self.on_assigned: Callable[[], None] | None = None
+        """Called after each."""
         self._desk = desk
         self._bound = bound
         self._told = caller.told
@@ -85,6 +87,8 @@ class Member:
         def notify(event: AssignmentEvent) -> None:
             self.assigned[told] = event
             self._rouse()
+            if self.on_assigned is not None:
+                self.on_assigned()
 
         consumer = broker.consume(
             self,

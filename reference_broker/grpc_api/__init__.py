@@ -1,4 +1,4 @@
-"""The broker over gRPC: ``fluxmq.queue.v1.QueueService``, health and reflection, in the broker's event loop.
+"""The broker over gRPC: FluxMQ's and GoQueue's interfaces, health and reflection, in the broker's event loop.
 
 What clients see stands in the ``.proto`` files of this folder. ``schema`` compiles them when the first listener that
 speaks gRPC starts (or a client is made): by protoc, which comes in a package of the extra ``grpc``, in about 5 ms. So

@@ -98,6 +98,8 @@ class Guard:
         sends it.
         """
 
+        is_goqueue = kind.full_name.startswith("goqueue.")
+
         async def serve(_requests: object, context: Any) -> None:
             try:
                 with self._service.requests.take():
@@ -107,7 +109,7 @@ class Guard:
                     if not kind.server_streaming:
                         await call.write(answer)
             except (RequestError, QueueError) as error:
-                await refuse(context, error)
+                await refuse(context, error, is_goqueue=is_goqueue)
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.InternalError:
@@ -158,9 +160,9 @@ class Guard:
 _NOBODY: Final = Caller(username=None, client_id="", scopes=frozenset(), grants=None, tenant=None, may_administer=False)
 
 
-async def refuse(context: Any, error: QueueError | RequestError) -> None:
+async def refuse(context: Any, error: QueueError | RequestError, *, is_goqueue: bool = False) -> None:
     """End a call with what went wrong. Always raises."""
-    status, text, details = told(error)
+    status, text, details = told(error, is_goqueue=is_goqueue)
     await context.abort(status, text, ((DETAILS, details),))
 
 

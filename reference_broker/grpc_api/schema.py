@@ -18,7 +18,7 @@ from google.protobuf import (
 )
 from grpc_tools import protoc
 
-FILES: Final = ("fluxmq_queue_v1.proto",)
+FILES: Final = ("fluxmq_queue_v1.proto", "goqueue_v1.proto")
 _WELL_KNOWN: Final = (duration_pb2, empty_pb2, timestamp_pb2)
 
 
@@ -80,3 +80,9 @@ def empty() -> Any:
 def fluxmq() -> Any:
     """Messages of ``fluxmq.queue.v1``."""
     return Messages("fluxmq.queue.v1", pool())
+
+
+@lru_cache(1)
+def goqueue() -> Any:
+    """Messages of ``goqueue.v1``."""
+    return Messages("goqueue.v1", pool())

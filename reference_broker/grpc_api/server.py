@@ -14,14 +14,22 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import ConfigError, GrpcConfig, ListenerConfig, Scope, TlsConfig, is_loopback
-from assay.reference_broker.grpc_api import fluxmq, schema
+from assay.reference_broker.grpc_api import fluxmq, goqueue_groups, goqueue_messages, schema
 from assay.reference_broker.grpc_api.guard import Call, Guard, Method
 
 _GOODBYE_S: Final = 5.0
 """For calls that are under way when the broker stops."""
 _IDENTITY_ONLY: Final = 1
 """A message that is compressed would be of any size once it is not."""
-_MODULES: Final[Mapping[str, Any]] = {"fluxmq.queue.v1.QueueService": fluxmq}
+_MODULES: Final[Mapping[str, Any]] = {
+    "fluxmq.queue.v1.QueueService": fluxmq,
+    "goqueue.v1.PublishService": goqueue_messages,
+    "goqueue.v1.ConsumeService": goqueue_messages,
+    "goqueue.v1.AckService": goqueue_messages,
+    "goqueue.v1.OffsetService": goqueue_groups,
+    "goqueue.v1.TransactionService": goqueue_groups,
+    "goqueue.v1.HealthService": goqueue_groups,
+}
 
 
 class GrpcServer:

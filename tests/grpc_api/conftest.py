@@ -74,6 +74,10 @@ class Served:
         metadata = (("authorization", authorization),) if authorization else ()
         return Service(self.channel(listener), "fluxmq.queue.v1.QueueService", metadata)
 
+    def goqueue(self, service: str, authorization: str = "", listener: int = 0) -> Service:
+        metadata = (("authorization", authorization),) if authorization else ()
+        return Service(self.channel(listener), f"goqueue.v1.{service}", metadata)
+
     def close(self) -> None:
         for channel in self._channels:
             channel.close()

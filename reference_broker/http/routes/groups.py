@@ -13,11 +13,13 @@ import msgspec
 from fastapi import Query
 
 from assay.reference_broker.api.consumers import Member, check_wait
+from assay.reference_broker.api.groups import MAX_TOPICS, commit, in_queues
 from assay.reference_broker.api.problems import Code, RequestError
+from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import RebalanceProtocol, Scope
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
 from assay.reference_broker.http.routes.messages import gone_of
-from assay.reference_broker.http.routes.topics import TopicRecord, queue_in, record, topic_out
+from assay.reference_broker.http.routes.topics import TopicRecord, record
 from assay.reference_broker.http.shapes import timestamp
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.group_details import GroupDetails
@@ -27,8 +29,6 @@ from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 
 AREA = Area("groups", "GoQueue's consumer groups; also at /groups and /v1/groups.")
 _Q = QueueErrorCode
-MAX_TOPICS = 100
-"""Of one member."""
 _MEMBER_ERRORS = (_Q.UNKNOWN_MEMBER, _Q.STALE_GENERATION)
 
 
@@ -139,19 +139,6 @@ class RebalanceStats(msgspec.Struct, frozen=True, kw_only=True):
     """Topic -> partitions that are being handed over."""
 
 
-def _in_queues(call: Call, group: str) -> dict[str, GroupDetails]:
-    """The group in each queue that the caller may read and that has it, by engine name. Raises UNKNOWN_GROUP."""
-    engine = call.service.engine
-    found = {
-        queue: engine.groups.details(queue, group)
-        for queue in engine.queues()
-        if engine.members(queue, group) is not None and call.caller.reads(queue)
-    }
-    if not found:
-        raise QueueError(_Q.UNKNOWN_GROUP, f"no topic has a group {group[:80]!r}")
-    return found
-
-
 def _state(details: list[GroupDetails]) -> str:
     if not any(each.members for each in details):
         return "Empty"
@@ -192,7 +179,7 @@ async def list_groups(call: Asked) -> GroupList:
 @AREA.get("/groups/{group}", GroupView, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def get_group(call: Asked, group: Name) -> GroupView:
     """A group: its members, what each is assigned, and how far behind it is."""
-    by_queue = _in_queues(call, group)
+    by_queue = in_queues(call, group)
     known = {member.client_id: member for member in call.service.members.all_of(group)}
     assigned: dict[str, dict[str, list[int]]] = {}
     for queue, details in by_queue.items():
@@ -220,7 +207,7 @@ async def get_group(call: Asked, group: Name) -> GroupView:
 @AREA.delete("/groups/{group}", GroupDeleted, Scope.ADMIN, errors=(_Q.UNKNOWN_GROUP, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def delete_group(call: Asked, group: Name) -> GroupDeleted:
     """Delete a group without members, of all topics."""
-    queues = [queue for queue in _in_queues(call, group) if call.caller.administered(queue, "groups")]
+    queues = [queue for queue in in_queues(call, group) if call.caller.administered(queue, "groups")]
     driver, now = call.service.turn()
     for queue in queues:
         driver.node.engine.groups.delete(queue, group, now)
@@ -408,17 +395,7 @@ async def commit_offsets(call: Asked, group: Name, wanted: Annotated[CommitReque
             if not (partition.isascii() and partition.isdecimal()):
                 raise RequestError(Code.BAD_REQUEST, f"{partition[:40]!r} is no partition")
             places.append((consumer.queue, int(partition), offset))
-    driver, now = call.service.turn()
-    groups = driver.node.engine.groups
-    errors = await call.service.each_confirmed(
-        [
-            lambda confirm, queue=queue, partition=partition, offset=offset: groups.commit(  # type: ignore[misc]
-                queue, group, partition, offset, consumer_id=member.client_id, now=now, on_done=confirm
-            )
-            for queue, partition, offset in places
-        ]
-    )
-    for error in errors:
+    for error in await commit(call, group, places, member):
         if error is not None:
             raise error
     return Committed(group=group, offsets=wanted.offsets)
@@ -427,7 +404,7 @@ async def commit_offsets(call: Asked, group: Name, wanted: Annotated[CommitReque
 @AREA.get("/groups/{group}/offsets", Offsets, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def get_offsets(call: Asked, group: Name) -> Offsets:
     """Where a group stands in each partition."""
-    by_queue = _in_queues(call, group)
+    by_queue = in_queues(call, group)
     return Offsets(
         group_id=group,
         topics={
@@ -442,7 +419,7 @@ async def get_offsets(call: Asked, group: Name) -> Offsets:
 @AREA.get("/groups/{group}/rebalance/stats", RebalanceStats, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def rebalance_stats(call: Asked, group: Name) -> RebalanceStats:
     """How often a group was assigned anew, and what is being handed over now."""
-    by_queue = _in_queues(call, group)
+    by_queue = in_queues(call, group)
     return RebalanceStats(
         rebalances=sum(details.generation for details in by_queue.values()),
         moving={

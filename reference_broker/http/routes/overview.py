@@ -11,9 +11,9 @@ import msgspec
 from fastapi import Query
 
 from assay.reference_broker.api.problems import Code, RequestError
+from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import ConfigError, Scope, TenantConfig, TenantQuotas
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
-from assay.reference_broker.http.routes.topics import queue_in, topic_out
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.delivery import DelayStats, QueueUsage

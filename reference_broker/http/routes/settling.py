@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 
+from assay.reference_broker.api.settling import find_held, settle_held
+from assay.reference_broker.api.topics import topic_out
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, body
+from assay.reference_broker.http.areas import Area, Asked, body
 from assay.reference_broker.http.routes.messages import MAX_REASON, MAX_SECONDS
-from assay.reference_broker.http.routes.topics import topic_out
 from assay.reference_broker.http.shapes import timestamp
-from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
+from assay.reference_broker.queues import Outcome, QueueErrorCode
 from assay.reference_broker.queues.groups.group_details import PendingDetails
 from assay.reference_broker.queues.groups.pending import EntryState
-from assay.reference_broker.queues.messages.address import dead_letter_name, parse_receipt
+from assay.reference_broker.queues.messages.address import dead_letter_name
 
 AREA = Area("settling", "GoQueue's settlements by receipt handle; also at /messages and /v1/messages.")
 _Q = QueueErrorCode
@@ -80,44 +80,10 @@ class Extended(msgspec.Struct, frozen=True, kw_only=True):
     success: bool = True
 
 
-class _Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receipt names."""
-
-    queue: str
-    topic: str
-    receipt: str
-    group: str
-    entry: PendingDetails
-
-
-def _find(call: Call, handle: str) -> _Held:
-    """Raises :class:`QueueError` (BAD_ADDRESS, NOT_PENDING, STALE_RECEIPT, ...)."""
-    receipt = call.caller.named_in(handle)
-    told = call.caller.told(parse_receipt(receipt)[0])
-    queue = call.caller.queue(told, Scope.READ)
-    group, entry = call.service.engine.groups.by_receipt(queue, receipt)
-    return _Held(queue=queue, topic=topic_out(told), receipt=receipt, group=group, entry=entry)
-
-
-async def _settle(
-    call: Call, held: _Held, request: SettleRequest, look: Callable[[PendingDetails | None], None] | None = None
-) -> None:
-    """``look`` sees what is pending once the settlement is made, before it is durable."""
-    driver, now = call.service.turn()
-    engine = driver.node.engine
-
-    def start(confirm: Callable[[QueueError | None], None]) -> None:
-        engine.settle(held.queue, request, consumer_id=None, now=now, on_done=confirm)
-        if look is not None:
-            look(engine.groups.entry(held.queue, held.group, held.entry.partition, held.entry.offset))
-
-    await call.service.confirmed(start)
-
-
 @AREA.post("/messages/ack", Acked, Scope.READ, body=Receipt, errors=_ERRORS)
 async def ack(call: Asked, wanted: Annotated[Receipt, body(Receipt)]) -> Acked:
     """It is done: settled for good."""
-    held = _find(call, wanted.receipt_handle)
+    held = find_held(call, wanted.receipt_handle)
     groups, partition = call.service.engine.groups, held.entry.partition
     before = groups.committed(held.queue, held.group)[partition]
     counts: list[tuple[int, int]] = []
@@ -126,10 +92,10 @@ async def ack(call: Asked, wanted: Annotated[Receipt, body(Receipt)]) -> Acked:
         committed = groups.committed(held.queue, held.group)[partition]
         counts.append((committed, groups.held_by(held.queue, held.group, held.entry.consumer)))
 
-    await _settle(call, held, SettleRequest(outcome=Outcome.ACCEPT, receipts=(held.receipt,)), look)
+    await settle_held(call, held, Outcome.ACCEPT, look=look)
     committed, in_flight = counts[0]
     return Acked(
-        topic=held.topic,
+        topic=topic_out(held.told),
         partition=partition,
         offset=held.entry.offset,
         committed_offset=committed,
@@ -141,14 +107,13 @@ async def ack(call: Asked, wanted: Annotated[Receipt, body(Receipt)]) -> Acked:
 @AREA.post("/messages/nack", Nacked, Scope.READ, body=Nack, errors=_ERRORS)
 async def nack(call: Asked, wanted: Annotated[Nack, body(Nack)]) -> Nacked:
     """It was tried in vain: delivered again, or dead-lettered when that was the last time."""
-    held = _find(call, wanted.receipt_handle)
+    held = find_held(call, wanted.receipt_handle)
     left: list[PendingDetails | None] = []
-    request = SettleRequest(outcome=Outcome.FAIL, receipts=(held.receipt,), reason=wanted.reason[:MAX_REASON])
-    await _settle(call, held, request, left.append)
+    await settle_held(call, held, Outcome.FAIL, reason=wanted.reason[:MAX_REASON], look=left.append)
     waits = left[0] is not None and left[0].state is EntryState.WAITING
     return Nacked(
         action="requeued" if waits else "dlq",
-        topic=held.topic,
+        topic=topic_out(held.told),
         partition=held.entry.partition,
         offset=held.entry.offset,
         delivery_count=held.entry.delivery_count,
@@ -159,11 +124,11 @@ async def nack(call: Asked, wanted: Annotated[Nack, body(Nack)]) -> Nacked:
 @AREA.post("/messages/reject", Rejected, Scope.READ, body=Reject, errors=_ERRORS)
 async def reject(call: Asked, wanted: Annotated[Reject, body(Reject)]) -> Rejected:
     """It can never be done: it goes to the dead letters."""
-    held = _find(call, wanted.receipt_handle)
+    held = find_held(call, wanted.receipt_handle)
     reason = wanted.reason[:MAX_REASON]
-    await _settle(call, held, SettleRequest(outcome=Outcome.REJECT, receipts=(held.receipt,), reason=reason))
+    await settle_held(call, held, Outcome.REJECT, reason=reason)
     return Rejected(
-        topic=held.topic,
+        topic=topic_out(held.told),
         partition=held.entry.partition,
         offset=held.entry.offset,
         dlq_topic=topic_out(call.caller.told(dead_letter_name(held.queue))),
@@ -174,8 +139,8 @@ async def reject(call: Asked, wanted: Annotated[Reject, body(Reject)]) -> Reject
 @AREA.post("/messages/visibility", Extended, Scope.READ, body=Visibility, errors=_ERRORS)
 async def extend_visibility(call: Asked, wanted: Annotated[Visibility, body(Visibility)]) -> Extended:
     """More time, from now on."""
-    held = _find(call, wanted.receipt_handle)
+    held = find_held(call, wanted.receipt_handle)
     seconds = wanted.extension_seconds
     _, now = call.service.turn()
-    await _settle(call, held, SettleRequest(outcome=Outcome.EXTEND, receipts=(held.receipt,), extend_s=seconds))
+    await settle_held(call, held, Outcome.EXTEND, extend_s=seconds)
     return Extended(new_deadline=timestamp(now + seconds), extended_by=seconds)

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage, publish
+from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
 from assay.reference_broker.http.routes.messages import check_batch
@@ -18,27 +19,13 @@ from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage, delay_id_of, parse_delay_id
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
-from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, is_dead_letter
 from assay.reference_broker.queues.messages.durations import parse_time_ms
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.queues.messages.publish_options import Priority, priority_named
 
 AREA = Area("topics", "GoQueue's topics, which are queues; also at /topics and /v1/topics.")
 _Q = QueueErrorCode
-_LETTERS = ".dlq"
 _HOUR_S = 3_600
-
-
-def topic_out(name: str) -> str:
-    """A queue's name, as the caller knows it, as a topic."""
-    return name[len(DEAD_LETTER_PREFIX) :] + _LETTERS if is_dead_letter(name) else name
-
-
-def queue_in(call: Call, topic: str) -> str:
-    """The opposite: of what ends in .dlq the dead letters, unless there is a queue of that very name."""
-    if topic.endswith(_LETTERS) and not call.service.engine.exists(call.caller.named_in(topic)):
-        return DEAD_LETTER_PREFIX + topic[: -len(_LETTERS)]
-    return topic
 
 
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True):
