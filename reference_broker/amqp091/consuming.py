@@ -69,6 +69,8 @@ _new = tuple.__new__
 class _Way(NamedTuple):
     """How deliveries to a consumer, or answers to its gets, begin that came from one exchange by one routing key."""
 
+    pack: Callable[..., bytes]
+    """See :func:`_layout`."""
     before: bytes
     """Up to the delivery tag."""
     names: bytes
@@ -111,8 +113,8 @@ class Consuming:
         """What earlier turns had no room for."""
         self.replies: ReplyConsumer | None = None
         """Gets the direct replies to what the channel asks."""
-        self._ways: Known[tuple[str, str, str], _Way] = Known(channel.connection.broker.engine.known, _MOST_WAYS)
-        """By consumer tag, exchange and routing key."""
+        self._ways: Known[tuple[str, str, str, int], _Way] = Known(channel.connection.broker.engine.known, _MOST_WAYS)
+        """By consumer tag, exchange, routing key and how long flags and properties are."""
 
     @property
     def count(self) -> int:
@@ -389,10 +391,10 @@ class Consuming:
                     properties = properties_of(message, connection.broker.now)
                     section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
                 exchange, key = _way_of(consumer, message, each.topic)
-                before, names, rest = ways.get((consumer_tag, exchange, key)) or self.find_way(consumer, exchange, key)
-                length = len(section) + SECTION_AT
-                rest_bytes = len(names) + _SIZE_BYTES + len(rest) if names else len(rest)
-                pack = _layout(len(before), rest_bytes, len(section))
+                length = len(section)
+                way = ways.get((consumer_tag, exchange, key, length))
+                pack, before, names, rest = way or self.find_way(consumer, exchange, key, length)
+                length += SECTION_AT
                 between = rest
             if names:
                 left -= 1
@@ -416,8 +418,8 @@ class Consuming:
                 self._counted += count
         return count
 
-    def find_way(self, consumer: AmqpConsumer, exchange: str, key: str) -> _Way:
-        """How first deliveries of messages that came that way begin."""
+    def find_way(self, consumer: AmqpConsumer, exchange: str, key: str, section_bytes: int) -> _Way:
+        """How first deliveries of messages that came that way begin, with so many bytes of flags and properties."""
         number = self._channel.number
         if consumer.tag:
             method = encode_method(_DELIVER, consumer.tag, 0, False, exchange, key)
@@ -429,9 +431,11 @@ class Consuming:
             names_end = rest_at - _SIZE_BYTES
         whole = frame(FrameType.METHOD, number, method)
         rest = whole[rest_at:] + _FRAME_START.pack(FrameType.HEADER, number)
-        way = _Way(whole[:tag_at], whole[tag_at + _TAG_BYTES : names_end], rest)
-        length = sum(map(len, way))
-        return self._ways.remember((consumer.tag, exchange, key), way, length, _WAY_BYTES + 2 * length)
+        before, names = whole[:tag_at], whole[tag_at + _TAG_BYTES : names_end]
+        rest_bytes = len(names) + _SIZE_BYTES + len(rest) if names else len(rest)
+        way = _Way(_layout(len(before), rest_bytes, section_bytes), before, names, rest)
+        length = len(before) + len(names) + len(rest)
+        return self._ways.remember((consumer.tag, exchange, key, section_bytes), way, length, _WAY_BYTES + 2 * length)
 
     def has_room(self, consumer: AmqpConsumer) -> bool:
         """Whether prefetch, flow and unread output let it have another one."""

@@ -163,20 +163,20 @@ class Publishing:
             made = self._make(head, plan, bodies, now)
             origin = plan.origin
         else:
-            publisher, content_type, response_topic = like.publisher, like.content_type, like.response_topic
-            properties, written = like.properties, plan.written
-            made = [
-                Message(
-                    topic="",
-                    payload=body,
-                    publisher=publisher,
-                    content_type=content_type,
-                    response_topic=response_topic,
-                    properties=properties,
-                    written=written,
+            made = []
+            for body in bodies:
+                # Mostly it is one: no comprehension, which is a call.
+                made.append(
+                    Message(
+                        topic="",
+                        payload=body,
+                        publisher=like.publisher,
+                        content_type=like.content_type,
+                        response_topic=like.response_topic,
+                        properties=like.properties,
+                        written=plan.written,
+                    )
                 )
-                for body in bodies
-            ]
         if not is_plain:
             queues = self.go_elsewhere(run, head, plan, made[0], now)
         messages += made

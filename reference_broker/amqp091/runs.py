@@ -99,6 +99,8 @@ class PublishReader:
         channel, method, method_size = data[at + 1 : at + 3], b"", 0
         number = channel[0] << 8 | channel[1]
         frames = 0
+        last: Head | None = None
+        last_bytes = 0
         while frames + 3 <= most_frames:
             if not method or not data.startswith(method, at):
                 if size - at < _METHOD_START.size:
@@ -133,21 +135,33 @@ class PublishReader:
                     head = self._learn(named, method[_IDS_AT:-1], data[header + _IDS_AT : end - 1])
                 except AmqpError:
                     break
-            begins, each = data[at:end], 2
+            start, each = end, 2
             if body_size:
-                begins += _BODY_START.pack(FrameType.BODY, number, body_size)
-                each = 3
-            # Those behind it that begin with the same bytes differ from it in their bodies alone.
-            start_bytes, step, count = len(begins), len(begins) + body_size + bool(body_size), len(bodies)
-            for end in range(at + step, at + min((size - at) // step, (most_frames - frames) // each) * step + 1, step):
+                start, each = end + _BODY_START.size, 3
+                end = start + body_size + 1
+                if (
+                    end > size
+                    or data[end - 1] != FRAME_END
+                    or _BODY_START.unpack_from(data, start - _BODY_START.size) != (FrameType.BODY, number, body_size)
+                ):
+                    break
+            bodies.append(data[start : end - 1])
+            heads.append(head)
+            ends.append(end)
+            frames += each
+            if head is not last or body_size != last_bytes:
+                last, last_bytes, at = head, body_size, end
+                continue
+            # Two are alike: those behind them that begin with the same bytes differ from them in their bodies alone.
+            begins, start_bytes, step, count, at = data[at:start], start - at, end - at, len(bodies), end
+            most = min((size - at) // step, (most_frames - frames) // each)
+            for end in range(at + step, at + most * step + 1, step):
                 if data[end - 1] != FRAME_END or not data.startswith(begins, at):
                     break
                 bodies.append(data[at + start_bytes : end - 1])
                 ends.append(end)
                 at = end
             count = len(bodies) - count
-            if not count:
-                break
             heads += [head] * count
             frames += each * count
         return PublishRun(heads, bodies, ends, frames)
