@@ -182,3 +182,18 @@ def test_a_purge_that_cannot_be_written_down_takes_nothing(disk: WatchedDisk) ->
     take_jobs(node)
     assert isinstance(told[0], QueueError)
     assert node.engine.stats("q").depth == 1
+
+
+def test_declare_ok_waits_and_what_is_behind_it_waits_with_it(disk: WatchedDisk) -> None:
+    """Also where the queue of that name is still about to go."""
+    client = AmqpClient(a_node(disk))
+    client.open()
+    asked = [
+        ("queue.delete", "q", False, False, False),
+        ("queue.declare", "q", False, True, False, False, False, ()),
+        ("basic.consume", "q", "t", False, False, False, False, ()),
+        ("basic.qos", 0, 5, False),
+    ]
+    client.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *rest)) for name, *rest in asked))
+    assert client.hear(syncs=False) == []
+    assert [said.name for said in client.hear()] == [f"{name}-ok" for name, *_ in asked]
