@@ -179,8 +179,8 @@ class Node:
 class SchemaDocument:
     """A schema that may be registered."""
 
-    def __init__(self, text: str, max_bytes: int = 65_536) -> None:
-        """Raises :class:`SchemaError` (INVALID_SCHEMA)."""
+    def __init__(self, text: str, max_bytes: int = 65_536, *, was_taken: bool = False) -> None:
+        """``was_taken``: it was looked at before. Raises :class:`SchemaError` (INVALID_SCHEMA)."""
         if _library is None:
             raise _invalid("this broker has no validator: install the extra `schemas`")
         if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
@@ -205,7 +205,8 @@ class SchemaDocument:
         self._validators: dict[str, Validator] = {}
         self._registry: Any = None
         self.validator()
-        check_cost(self.root)
+        if not was_taken:
+            check_cost(self.root)
 
     @property
     def weight_bytes(self) -> int:

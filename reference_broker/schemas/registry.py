@@ -75,6 +75,40 @@ class Changes(NamedTuple):
     answer: Any
 
 
+class Comparison(NamedTuple):
+    """A schema, and the versions that it may have to follow. What it takes is bounded, and may be run in any thread."""
+
+    level: Compatibility
+    versions: tuple[tuple[int, SchemaDocument], ...]
+    document: SchemaDocument
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[int, str], ...], str]:
+        """The same for the same question."""
+        known = tuple((number, before.fingerprint) for number, before in self.versions)
+        return self.level, known, self.document.fingerprint
+
+    def problems(self) -> list[str]:
+        """Why the schema may not follow them."""
+        budget = Budget()
+        found: list[str] = []
+        for number, before in self.versions:
+            if self.level.reads_old:
+                problems = differences(before, self.document, budget)
+                found += [f"the new schema cannot read all that version {number} allows: {each}" for each in problems]
+            if self.level.is_read_by_old:
+                problems = differences(self.document, before, budget)
+                found += [f"version {number} cannot read all that the new schema allows: {each}" for each in problems]
+        return found
+
+
+class Judged(NamedTuple):
+    """A comparison that was made before."""
+
+    key: tuple[str, tuple[tuple[int, str], ...], str]
+    problems: list[str]
+
+
 class Registry:
     """The state, decoded. Requests raise :class:`SchemaError`."""
 
@@ -260,7 +294,7 @@ class Registry:
         found = self._documents.get(number)
         if found is None:
             text = self.schema(number)
-            found = SchemaDocument(text, max(len(text.encode()), self.config.max_schema_bytes))
+            found = SchemaDocument(text, max(len(text.encode()), self.config.max_schema_bytes), was_taken=True)
             weight = sum(each.weight_bytes for each in self._documents.values()) + found.weight_bytes
             while self._documents and weight > self.config.cache_bytes:
                 weight -= self._documents.pop(next(iter(self._documents))).weight_bytes
@@ -322,17 +356,22 @@ class Registry:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def register(self, subject: str, text: str, now: float) -> Changes:
-        """A new version, unless it is there; answers with :class:`Found`. Raises :class:`SchemaError`."""
+    def register(self, subject: str, schema: SchemaDocument | str, now: float, judged: Judged | None = None) -> Changes:
+        """A new version, unless it is there; answers with :class:`Found`. Raises :class:`SchemaError`.
+
+        ``judged``: what a comparison said; it is made again where something changed since.
+        """
         check_subject(subject)
         self._check_writable(subject)
-        document = SchemaDocument(text, self.config.max_schema_bytes)
+        document = self.read(schema)
         number = self._ids.get(document.fingerprint)
         versions = self._subjects.get(subject, {})
         for version, each in sorted(versions.items(), reverse=True):
             if each.id == number and not each.is_deleted:
                 return Changes((), self._found(subject, version, each))
-        problems = self._problems(subject, document, None)
+        comparison = self.comparison(subject, document)
+        is_known = judged is not None and judged.key == comparison.key
+        problems = judged.problems if judged is not None and is_known else comparison.problems()
         if problems:
             against = f'Schema being registered is incompatible with an earlier schema for subject "{subject[:80]}"'
             raise SchemaError(SchemaErrorCode.INCOMPATIBLE, f"{against}: {problems[0]}", tuple(problems))
@@ -340,10 +379,12 @@ class Registry:
         changes: list[Change] = []
         if number is None:
             number = self._last_id + 1
-            changes += [(_LAST_ID, b"%d" % number), (_schema_key(number), text.encode())]
+            changes += [(_LAST_ID, b"%d" % number), (_schema_key(number), document.text.encode())]
         version = max(versions, default=0) + 1
         changes.append((_version_key(subject, version), _encode(Version(number, False, now))))
-        return Changes(tuple(changes), Found(subject, version, number, text, is_deleted=False))
+        return Changes(
+            tuple(changes), Found(subject, version, number, self._schemas.get(number, document.text), is_deleted=False)
+        )
 
     def _check_room(self, versions: Mapping[int, Version]) -> None:
         config = self.config
@@ -355,35 +396,23 @@ class Registry:
         if self._last_id >= MAX_ID or max(versions, default=0) >= MAX_VERSION:
             raise SchemaError(SchemaErrorCode.LIMIT, "there are no numbers left")
 
-    def problems(self, subject: str, text: str, version: int | str | None) -> list[str]:
-        """Why a schema may not follow a version (None: the latest; ``all``: those that the level asks about)."""
-        document = SchemaDocument(text, self.config.max_schema_bytes)
-        if version == "all":
-            return self._problems(subject, document, None)
-        assert not isinstance(version, str)
-        found = self.find(subject, version)
-        return self._problems(subject, document, [found.version])
+    def read(self, schema: SchemaDocument | str) -> SchemaDocument:
+        """Raises :class:`SchemaError` (INVALID_SCHEMA)."""
+        return SchemaDocument(schema, self.config.max_schema_bytes) if isinstance(schema, str) else schema
 
-    def _problems(self, subject: str, document: SchemaDocument, numbers: list[int] | None) -> list[str]:
+    def comparison(self, subject: str, document: SchemaDocument, against: int | str | None = "all") -> Comparison:
+        """With a version (None: the latest), or with ``all`` that the level of the subject asks about."""
         level = self.level(subject)
-        versions = {
-            number: each for number, each in sorted(self._subjects.get(subject, {}).items()) if not each.is_deleted
-        }
-        if level is Compatibility.NONE or not versions:
-            return []
-        if numbers is None:
-            numbers = list(versions)[::-1] if level.is_transitive else [max(versions)]
-        budget = Budget()
-        found: list[str] = []
-        for number in numbers:
-            before = self.document(versions[number].id)
-            if level.reads_old:
-                problems = differences(before, document, budget)
-                found += [f"the new schema cannot read all that version {number} allows: {each}" for each in problems]
-            if level.is_read_by_old:
-                problems = differences(document, before, budget)
-                found += [f"version {number} cannot read all that the new schema allows: {each}" for each in problems]
-        return found
+        alive = [number for number, each in sorted(self._subjects.get(subject, {}).items()) if not each.is_deleted]
+        if against == "all":
+            numbers = alive[::-1] if level.is_transitive else alive[-1:]
+        else:
+            assert not isinstance(against, str)
+            numbers = [self.find(subject, against).version]
+        if level is Compatibility.NONE:
+            numbers = []
+        versions = self._subjects.get(subject, {})
+        return Comparison(level, tuple((number, self.document(versions[number].id)) for number in numbers), document)
 
     # -- deleting ------------------------------------------------------------------------------------------------
 

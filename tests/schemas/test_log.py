@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from assay.reference_broker.schemas import log as module
 from assay.reference_broker.schemas.errors import SchemaError, SchemaErrorCode
 from assay.reference_broker.schemas.log import SchemaLog
 from assay.reference_broker.schemas.registry import Found
-from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk, RealDisk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage_tools.layout import find_layout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from assay.sim.power_cuts import WatchedDisk, power_cuts
 from assay.sim.transaction_life import START, open_engine, turn
 from tests.schemas.test_registry import A_NEEDED, A, B
@@ -165,3 +168,27 @@ def test_the_changes_that_wait_are_bounded() -> None:
     life.turn()
     assert len(life.told) == module.MAX_WAITING + 2
     life.close()
+
+
+def test_setting_a_queue_aside_leaves_state_logs_alone() -> None:
+    """A queue that could not be opened again took the coordinator's log with it, and closed it."""
+    disk = MemoryDisk()
+    life = Life(disk)
+    life.register("s", A)
+    assert life.engine.agenda.awaited_syncs
+    life.engine._registry.set_aside("q", "it has no room")
+    life.turn()
+    assert [type(each) for each in life.told] == [Found]
+    life.close()
+
+
+def test_tools_know_the_log_of_schemas(tmp_path: Path) -> None:
+    life = Life(RealDisk(tmp_path))
+    life.engine.create_queue("q", {}, START)
+    life.register("s", A)
+    life.turn()
+    life.close()
+    layout = find_layout(ReadOnlyDisk(tmp_path))
+    (place,) = [queue for queue in layout.queues if queue.name == "$schemas"]
+    assert place.is_internal
+    assert len(place.partitions[0].segments) == 1

@@ -10,7 +10,7 @@ import pytest
 from assay.reference_broker.config_schemas import SchemasConfig
 from assay.reference_broker.schemas.errors import SchemaError
 from assay.reference_broker.schemas.errors import SchemaErrorCode as Code
-from assay.reference_broker.schemas.registry import Changes, Found, Registry, version_in
+from assay.reference_broker.schemas.registry import Changes, Found, Judged, Registry, version_in
 
 
 def text(*required: str, **properties: str) -> str:
@@ -41,6 +41,9 @@ class Bench:
         answer = self.do(self.registry.register(subject, schema, 1.0))
         assert isinstance(answer, Found)
         return answer
+
+    def problems(self, subject: str, schema: str, against: int | str | None) -> list[str]:
+        return self.registry.comparison(subject, self.registry.read(schema), against).problems()
 
     def reopened(self) -> Registry:
         again = Registry(self.config)
@@ -97,7 +100,7 @@ def test_compatibility_is_asked_of_the_latest_or_of_all() -> None:
     bench.register("s", A)
     assert refused(lambda: bench.registry.register("s", A_NEEDED, 1.0)) is None, "it is there"
     narrower = text("a", "b", a="integer")
-    problems = bench.registry.problems("s", narrower, None)
+    problems = bench.problems("s", narrower, None)
     assert len(problems) == 1
     assert "version 2 allows" in problems[0]
     assert "REQUIRED_ADDED" in problems[0]
@@ -105,15 +108,32 @@ def test_compatibility_is_asked_of_the_latest_or_of_all() -> None:
         bench.registry.register("s", narrower, 1.0)
     assert refusal.value.code is Code.INCOMPATIBLE
     assert refusal.value.code.status == 409
-    assert len(bench.registry.problems("s", narrower, 1)) == 1
+    assert len(bench.problems("s", narrower, 1)) == 1
     bench.do(bench.registry.set_level("s", "FORWARD_TRANSITIVE"))
-    assert bench.registry.problems("s", narrower, "all") == []
-    (only,) = bench.registry.problems("s", text(a="string"), 2)
+    assert bench.problems("s", narrower, "all") == []
+    (only,) = bench.problems("s", text(a="string"), 2)
     assert "version 2 cannot read" in only
     bench.do(bench.registry.set_level("s", "FULL_TRANSITIVE"))
-    assert len(bench.registry.problems("s", narrower, "all")) == 2
+    assert len(bench.problems("s", narrower, "all")) == 2
     bench.do(bench.registry.set_level("s", "NONE"))
     assert bench.register("s", narrower).version == 3
+
+
+def test_a_judgement_holds_as_long_as_nothing_changed() -> None:
+    bench = Bench()
+    registry = bench.registry
+    bench.register("s", A)
+    document = registry.read(B)
+    comparison = registry.comparison("s", document)
+    judged = Judged(comparison.key, ["it was judged before"])
+    with pytest.raises(SchemaError, match="it was judged before"):
+        registry.register("s", document, 1.0, judged)
+    bench.do(registry.set_level("s", "NONE"))
+    bench.do(registry.register("s", registry.read(A_NEEDED), 1.0))
+    assert registry.register("s", document, 1.0, judged).answer.version == 3, "another level, another question"
+    bench.do(registry.set_level("s", "BACKWARD"))
+    with pytest.raises(SchemaError, match="PROPERTY_ADDED"):
+        registry.register("s", document, 1.0, judged)
 
 
 def test_levels_and_modes_are_of_a_subject_or_of_all() -> None:

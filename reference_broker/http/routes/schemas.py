@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -14,8 +15,9 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
 from assay.reference_broker.queues import QueueErrorCode
 from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.schemas.document import SchemaDocument
 from assay.reference_broker.schemas.errors import SchemaError, SchemaErrorCode
-from assay.reference_broker.schemas.registry import JSON_SCHEMA, Changes, Found, Registry, version_in
+from assay.reference_broker.schemas.registry import JSON_SCHEMA, Changes, Found, Judged, Registry, version_in
 
 _Q = QueueErrorCode
 AREA = Area("schemas", "Schemas as Confluent's registry has them: subjects, versions, ids, compatibility, modes.")
@@ -144,6 +146,29 @@ def _text(wanted: SchemaText | GoSchemaText) -> str:
     return wanted.schema
 
 
+async def _document(call: Call, wanted: SchemaText | GoSchemaText) -> SchemaDocument:
+    """In a thread, as every comparison is: both may take long, within bounds. Raises :class:`SchemaError`."""
+    text = _text(wanted)
+    return await asyncio.to_thread(_registry(call).read, text)
+
+
+async def _register(call: Call, subject: str, wanted: SchemaText | GoSchemaText) -> Found:
+    call.caller.administer(f"schemas/{subject}")
+    document = await _document(call, wanted)
+    comparison = _registry(call).comparison(subject, document)
+    judged = Judged(comparison.key, await asyncio.to_thread(comparison.problems))
+    found: Found = await _change(call, subject, lambda registry, now: registry.register(subject, document, now, judged))
+    return found
+
+
+async def _compare(
+    call: Call, subject: str, wanted: SchemaText | GoSchemaText, against: int | str | None, *, verbose: bool
+) -> Verdict:
+    document = await _document(call, wanted)
+    problems = await asyncio.to_thread(_registry(call).comparison(subject, document, against).problems)
+    return Verdict(is_compatible=not problems, messages=problems if verbose else [])
+
+
 def _version(found: Found) -> SchemaVersion:
     return SchemaVersion(subject=found.subject, version=found.version, id=found.id, schema=found.schema)
 
@@ -232,8 +257,7 @@ async def list_versions(call: Asked, subject: Name, deleted: Flag = False) -> li
 @AREA.post("/subjects/{subject}/versions", SchemaId, Scope.ADMIN, body=SchemaText, errors=_REFUSED)
 async def register_schema(call: Asked, subject: Name, wanted: Annotated[SchemaText, body(SchemaText)]) -> SchemaId:
     """Register a schema as the next version, unless it is one already."""
-    text = _text(wanted)
-    found = await _change(call, subject, lambda registry, now: registry.register(subject, text, now))
+    found = await _register(call, subject, wanted)
     return SchemaId(id=found.id)
 
 
@@ -269,16 +293,12 @@ async def delete_version(call: Asked, subject: Name, version: str, permanent: Fl
 # -- compatibility ---------------------------------------------------------------------------------------------------
 
 
-def _verdict(problems: list[str], *, verbose: bool) -> Verdict:
-    return Verdict(is_compatible=not problems, messages=problems if verbose else [])
-
-
 @AREA.post("/compatibility/subjects/{subject}/versions", Verdict, Scope.READ, body=SchemaText, errors=_WRONG)
 async def compare_with_versions(
     call: Asked, subject: Name, wanted: Annotated[SchemaText, body(SchemaText)], verbose: Flag = False
 ) -> Verdict:
     """Whether a schema could be registered as the next version."""
-    return _verdict(_registry(call).problems(subject, _text(wanted), "all"), verbose=verbose)
+    return await _compare(call, subject, wanted, "all", verbose=verbose)
 
 
 @AREA.post("/compatibility/subjects/{subject}/versions/{version}", Verdict, Scope.READ, body=SchemaText, errors=_WRONG)
@@ -286,8 +306,7 @@ async def compare_with_version(
     call: Asked, subject: Name, version: str, wanted: Annotated[SchemaText, body(SchemaText)], verbose: Flag = False
 ) -> Verdict:
     """Whether a schema could follow a version."""
-    problems = _registry(call).problems(subject, _text(wanted), version_in(version))
-    return _verdict(problems, verbose=verbose)
+    return await _compare(call, subject, wanted, version_in(version), verbose=verbose)
 
 
 # -- levels and modes ------------------------------------------------------------------------------------------------
@@ -406,8 +425,7 @@ async def go_list_versions(call: Asked, subject: Name) -> list[int]:
 @GOQUEUE.post(f"{_S}/{{subject}}/versions", GoSchemaId, Scope.ADMIN, body=GoSchemaText, errors=_REFUSED)
 async def go_register_schema(call: Asked, subject: Name, wanted: _GoBody) -> GoSchemaId:
     """Register a schema."""
-    text = _text(wanted)
-    found = await _change(call, subject, lambda registry, now: registry.register(subject, text, now))
+    found = await _register(call, subject, wanted)
     return GoSchemaId(id=found.id, version=found.version)
 
 
@@ -429,7 +447,7 @@ _COMPATIBLE = "/schemas/compatibility/subjects/{subject}/versions/{version}"
 @GOQUEUE.post(_COMPATIBLE, Verdict, Scope.READ, body=GoSchemaText, errors=_WRONG)
 async def go_compare(call: Asked, subject: Name, version: str, wanted: _GoBody) -> Verdict:
     """Whether a schema could follow a version."""
-    return _verdict(_registry(call).problems(subject, _text(wanted), version_in(version)), verbose=False)
+    return await _compare(call, subject, wanted, version_in(version), verbose=False)
 
 
 @GOQUEUE.get("/schemas/config", Level, Scope.READ)
