@@ -52,7 +52,9 @@ def exchange_delete(channel: ChannelHandle, exchange: str, if_unused: bool, no_w
     answer_change(channel, no_wait, "exchange.delete-ok")
 
 
-def exchange_bind(
+def exchange_binding(
+    change: Callable[..., object],
+    answer: str,
     channel: ChannelHandle,
     destination: str,
     source: str,
@@ -61,25 +63,11 @@ def exchange_bind(
     arguments: Table,
     _now: float,
 ) -> None:
+    """``exchange.bind`` and ``exchange.unbind``."""
     rights.check_exchange(channel.connection, stripped(destination))
     rights.check_exchange(channel.connection, stripped(source), read=True)
-    channel.vhost.bind_exchange(stripped(destination), stripped(source), routing_key, arguments)
-    answer_change(channel, no_wait, "exchange.bind-ok")
-
-
-def exchange_unbind(
-    channel: ChannelHandle,
-    destination: str,
-    source: str,
-    routing_key: str,
-    no_wait: bool,
-    arguments: Table,
-    _now: float,
-) -> None:
-    rights.check_exchange(channel.connection, stripped(destination))
-    rights.check_exchange(channel.connection, stripped(source), read=True)
-    channel.vhost.unbind_exchange(stripped(destination), stripped(source), routing_key, arguments)
-    answer_change(channel, no_wait, "exchange.unbind-ok")
+    change(channel.vhost, stripped(destination), stripped(source), routing_key, arguments)
+    answer_change(channel, no_wait, answer)
 
 
 def queue_declare(
@@ -245,8 +233,10 @@ def answer_change(channel: ChannelHandle, no_wait: bool, name: str, *values: obj
 HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "exchange.declare": exchange_declare,
     "exchange.delete": exchange_delete,
-    "exchange.bind": exchange_bind,
-    "exchange.unbind": exchange_unbind,
+    "exchange.bind": partial(exchange_binding, lambda vhost, *rest: vhost.bind_exchange(*rest), "exchange.bind-ok"),
+    "exchange.unbind": partial(
+        exchange_binding, lambda vhost, *rest: vhost.unbind_exchange(*rest), "exchange.unbind-ok"
+    ),
     "queue.declare": queue_declare,
     "queue.bind": queue_bind,
     "queue.unbind": queue_unbind,

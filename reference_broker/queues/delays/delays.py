@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 
 from assay.reference_broker.queues.delays.delay_store import DelayStore, DelayTarget
@@ -31,22 +32,8 @@ class Delays:
         confirm_when_synced: bool,
     ) -> None:
         """Raises :class:`LogError`."""
-        self._target = target
-        self._files = files
-        self._codec = codec
-        self._agenda = agenda
-        self._confirm_when_synced = confirm_when_synced
+        self._open = partial(DelayStore, target, files, codec, agenda, confirm_when_synced=confirm_when_synced)
         self.store: DelayStore | None = self._open(now) if files.has_delays else None
-
-    def _open(self, now: float) -> DelayStore:
-        return DelayStore(
-            self._target,
-            self._files,
-            self._codec,
-            self._agenda,
-            now,
-            confirm_when_synced=self._confirm_when_synced,
-        )
 
     def take(
         self,
