@@ -167,6 +167,8 @@ def _needs(scope: Scope) -> Callable[[Request], Awaitable[None]]:
 
 COMMON_ERRORS: Final[tuple[AnyCode, ...]] = (
     Code.BAD_REQUEST,
+    QueueErrorCode.BAD_ADDRESS,
+    QueueErrorCode.BAD_OPTION,
     Code.UNAUTHENTICATED,
     QueueErrorCode.NOT_ALLOWED,
     Code.CROSS_SITE,

@@ -9,6 +9,7 @@ from fastapi import Query
 
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import SLASH, Area, Asked, Call, body
+from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm, StoredAs
@@ -17,7 +18,7 @@ from assay.reference_broker.routing.topics import TopicError, validate_topic
 
 AREA = Area("bridge", "FluxMQ's bridge: publishes to topics.", prefix="")
 _Q = QueueErrorCode
-_ERRORS = (_Q.UNKNOWN_QUEUE, _Q.FULL, _Q.QUOTA, _Q.LIMIT, _Q.STORAGE_FAILED)
+_ERRORS = (*PUBLISH_ERRORS, _Q.NOT_PENDING, _Q.STALE_RECEIPT, _Q.AMBIGUOUS, _Q.UNKNOWN_GROUP, _Q.UNKNOWN_MEMBER)
 Qos = Literal[0, 1, 2]
 
 

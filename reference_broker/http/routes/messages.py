@@ -36,6 +36,19 @@ from assay.reference_broker.queues.messages.address import message_id_of
 
 AREA = Area("messages", "Messages of queues: published, consumed, settled, looked at.")
 _Q = QueueErrorCode
+PUBLISH_ERRORS = (
+    _Q.UNKNOWN_QUEUE,
+    _Q.UNKNOWN_PRODUCER,
+    _Q.UNKNOWN_TRANSACTION,
+    _Q.FENCED,
+    _Q.OUT_OF_SEQUENCE,
+    _Q.TRANSACTION_STATE,
+    _Q.LIMIT,
+    _Q.FULL,
+    _Q.QUOTA,
+    _Q.STORAGE_FAILED,
+)
+"""With which a queue may refuse a message."""
 
 
 class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +148,7 @@ def cursor_of(text: str) -> CursorPosition:
     Scope.WRITE,
     body=PublishRequest,
     also=(207,),
-    errors=(_Q.UNKNOWN_QUEUE, _Q.FULL, _Q.QUOTA, _Q.STORAGE_FAILED),
+    errors=PUBLISH_ERRORS,
 )
 async def publish_messages(
     call: Asked, queue: Name, wanted: Annotated[PublishRequest, body(PublishRequest)]

@@ -13,7 +13,7 @@ from assay.reference_broker.api.publishing import Became, NewMessage, publish
 from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
-from assay.reference_broker.http.routes.messages import check_batch
+from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS, check_batch
 from assay.reference_broker.http.shapes import Publish, status_of, text_of, timestamp
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
@@ -227,7 +227,7 @@ async def delete_topic(call: Asked, topic: Name) -> TopicDeleted:
     Scope.WRITE,
     body=TopicPublish,
     also=(207,),
-    errors=(_Q.UNKNOWN_QUEUE, _Q.FULL, _Q.QUOTA, _Q.STORAGE_FAILED),
+    errors=PUBLISH_ERRORS,
 )
 async def publish_to_topic(call: Asked, topic: Name, wanted: Annotated[TopicPublish, body(TopicPublish)]) -> Response:
     """Publish messages. 200: all were accepted; 207: some were; else none."""

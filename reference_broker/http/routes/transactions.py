@@ -11,6 +11,7 @@ from assay.reference_broker.api.publishing import NewMessage, publish
 from assay.reference_broker.api.topics import queue_in
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, body
+from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
 from assay.reference_broker.queues import PublishOptions, QueueErrorCode
 from assay.reference_broker.queues.groups.subscribe_options import LATEST
 from assay.reference_broker.queues.transactions.transaction import TransactionInfo
@@ -133,7 +134,7 @@ async def begin_transaction(call: Asked, wanted: Annotated[BeginRequest, body(Be
     Produced,
     Scope.WRITE,
     body=ProducedMessage,
-    errors=(*_TRANSACTION, _Q.UNKNOWN_QUEUE, _Q.OUT_OF_SEQUENCE, _Q.FULL, _Q.QUOTA),
+    errors=PUBLISH_ERRORS,
 )
 async def publish_produced(call: Asked, wanted: Annotated[ProducedMessage, body(ProducedMessage)]) -> Produced:
     """Publish a message of a producer: once, however often it is sent under its number."""
