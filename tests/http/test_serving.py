@@ -54,6 +54,7 @@ def test_tls_and_a_certificate_that_says_who(tmp_path: Path) -> None:
     config = BrokerConfig(listeners=(ListenerConfig(port=0, protocols=HTTP, tls=tls),), acl=AclConfig(rules=rules))
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     context.load_cert_chain(tmp_path / "client.pem")
+    without = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     with Broker(config) as broker, httpx.Client(verify=context) as client_of_ann:
         assert broker.url.startswith("https://")
         base = f"https://localhost:{broker.port}/api/v1/queues"
@@ -61,7 +62,7 @@ def test_tls_and_a_certificate_that_says_who(tmp_path: Path) -> None:
         assert client_of_ann.post(f"{base}/ann/messages", json=body).status_code == 200
         assert client_of_ann.post(f"{base}/bob/messages", json=body).status_code == 403
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"https://localhost:{broker.port}/health", verify=str(tmp_path / "ca.pem"))
+            httpx.get(f"https://localhost:{broker.port}/health", verify=without)
 
 
 def test_access_rules_hold_beside_scopes() -> None:
