@@ -92,6 +92,8 @@ class BrokerNode:
         self.authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[Connection, None] = {}
         self._dirty: list[Connection] = []
+        self.reloads = 0
+        """How often users, access rules and tenants were read again."""
         self._awaiting_write: list[Confirm] = []
         """Who waits for the end of this turn."""
         self._holding: dict[Connection, None] = {}
@@ -352,6 +354,7 @@ class BrokerNode:
         """
         self.state.now = now
         config = read_named_files(config)
+        self.reloads += 1
         before = self.config
         self.authenticator.configure(config.auth)
         queues = msgspec.structs.replace(before.queues, tenants=config.queues.tenants)

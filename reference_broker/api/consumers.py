@@ -27,6 +27,8 @@ from assay.reference_broker.queues.operations.group_operations import Claim
 _ASSIGNED_WITHIN_S = 5.0
 """Who joins is told its partitions by then; those that are still moving it gets later."""
 _SWEEP_EVERY = 64
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Of payloads in one answer, unless a single one is larger."""
 _DRAINED_WITHIN_S = 1.0
 """Who does not wish to wait is answered by then, also where a group is busy."""
 
@@ -69,6 +71,7 @@ class Member:
         self._bound = bound
         self._told = caller.told
         self._buffer: deque[Taken] = deque()
+        self._buffered_bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self._polls = False
 
@@ -153,10 +156,21 @@ class Member:
                 engine = broker.engine
                 broker.timers.schedule(broker.now + wait_s, lambda later: engine.resume(consumer, later))
                 return False
+        size = len(delivery.message.payload)
+        if self._buffer and self._buffered_bytes + size > MAX_ANSWER_BYTES:
+            # The next poll begins with it.
+            return False
+        self._buffered_bytes += size
         enqueued_at = broker.engine.enqueued_at(delivery.queue, delivery.partition, delivery.offset)
         self._buffer.append(Taken(queue=queue, delivery=delivery, enqueued_at=enqueued_at))
         self._rouse()
         return True
+
+    def _take_buffer(self) -> list[Taken]:
+        taken = list(self._buffer)
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        return taken
 
     def _rouse(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -199,8 +213,7 @@ class Member:
         finally:
             self._polls = False
             watch.cancel()
-            taken = list(self._buffer)
-            self._buffer.clear()
+            taken = self._take_buffer()
             self._grant(0)
             if not is_wanted:
                 self.give_back(taken)
@@ -264,8 +277,7 @@ class Member:
             await self._desk.confirmed(start)
         finally:
             self._polls = False
-            taken = list(self._buffer)
-            self._buffer.clear()
+            taken = self._take_buffer()
         return taken
 
     @property
@@ -281,6 +293,8 @@ class Member:
         count = len(self.consumers)
         for index, consumer in enumerate(self.consumers.values()):
             if consumer.active:
+                if credit and consumer.blocked:
+                    driver.node.engine.resume(consumer, now)
                 driver.node.engine.grant(consumer, (credit + count - 1 - index) // count, now, drained)
 
     def give_back(self, taken: Sequence[Taken]) -> None:

@@ -12,7 +12,9 @@ import httpx
 import msgspec
 import pytest
 
+from assay.reference_broker.api import consumers
 from assay.reference_broker.config import BrokerConfig, GroupConfig, QueueConfig, QueuesConfig
+from assay.reference_broker.http.routes import messages, topics
 from assay.reference_broker.queues.operations.browse import MAX_SKIPPED
 from tests.http.conftest import Served, serve
 
@@ -102,8 +104,8 @@ def test_some_or_all_of_a_batch_are_refused(served: Served, queue: str) -> None:
 
 def test_a_batch_over_the_limit_is_refused(served: Served, queue: str) -> None:
     path = f"/queues/{queue}/messages"
-    for messages in ([], [{"payload": ""}] * 1_001):
-        assert _post(served, path, {"messages": messages}, 400)["code"] == "bad_request"
+    for batch in ([], [{"payload": ""}] * 1_001):
+        assert _post(served, path, {"messages": batch}, 400)["code"] == "bad_request"
     assert (
         _post(served, f"/queues/{queue}/consume", {"group": "g", "max_messages": 1_001}, 400)["code"] == "bad_request"
     )
@@ -224,6 +226,20 @@ def test_a_read_passes_over_a_bounded_number(served: Served, queue: str) -> None
     assert page["next_offset"] == 1 + MAX_SKIPPED
     page = client.get(place, params={"from": page["next_offset"]}).json()
     assert [each["payload"] for each in page["messages"]] == ["kept"]
+
+
+def test_an_answer_is_bounded_in_bytes(served: Served, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (consumers, messages, topics):
+        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 100)
+    _publish(served, queue, "x" * 60, "y" * 60, "z" * 200, "w")
+    client = served.client()
+    for place in (f"/api/v1/queues/{queue}/messages", f"/topics/{queue}/messages"):
+        assert len(client.get(place).json()["messages"]) == 1
+    taken: list[str] = []
+    for size in (60, 60, 200, 1):
+        (message,) = _take(served, queue, wait_s=10)
+        taken.append(message["payload"])
+        assert len(message["payload"]) == size
 
 
 def test_tenants_have_names_of_their_own(guarded: Served) -> None:

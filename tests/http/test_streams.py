@@ -16,7 +16,7 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, RejectConnection, RejectData, Request, TextMessage
 
-from tests.http.conftest import Served
+from tests.http.conftest import Served, secured, serve
 
 _numbers = count()
 WAIT_S = 20.0
@@ -150,7 +150,7 @@ def test_the_bridge_publishes_to_topics(served: Served, queue: str) -> None:
     assert got == [("a/b", b"x"), ("m/acme/c/news", b"\xff")]
     answer = client.post("/publish", json={"topic": f"$queue/{queue}", "payload": ""})
     assert answer.json() == {"status": "ok", "matched": True, "id": f"{queue}:0:0"}
-    for topic, status in (("a/+", 400), ("$SYS/x", 403), ("", 400)):
+    for topic, status in (("a/+", 400), ("$SYS/x", 403), ("", 400), (f"$queue/{queue}/$ack", 403)):
         assert client.post("/publish", json={"topic": topic}).status_code == status
     assert client.post("/publish", json={"topic": "a", "qos": 3}).status_code == 400
     assert client.get("/publish").status_code == 405
@@ -162,3 +162,19 @@ def test_the_bridge_needs_the_scope(guarded: Served) -> None:
     named = guarded.client(1)
     headers = {"x-fluxmq-username": "ann", "authorization": "Client secret", "x-fluxmq-client-id": "device-1"}
     assert named.post("/publish", json={"topic": "a"}, headers=headers).status_code == 200
+
+
+def test_a_stream_ends_when_users_are_read_again() -> None:
+    with serve(secured()) as broker:
+        guarded = Served(broker)
+        reader = guarded.client(1, authorization="Bearer assay_reader")
+        with reader.stream("GET", "/api/v1/queues/orders/stream", params={"group": "g"}) as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == ": here"
+            broker.reload(broker.config)
+            writer = guarded.client(1, authorization="Bearer assay_writer")
+            # It looks when something comes, or a little later.
+            writer.post("/api/v1/queues/orders/messages", json={"messages": [{"payload": "last"}]})
+            told = [line for line in lines if line.startswith("data: ")]
+        assert len(told) <= 1
+        guarded.close()

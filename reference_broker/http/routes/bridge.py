@@ -63,6 +63,9 @@ async def _publish(call: Call, wanted: Publication) -> Published:
         user_properties=tuple(wanted.properties.items()),
     )
     if is_queue_topic(wanted.topic):
+        if state.topics.read(wanted.topic, caller.tenant).verb is not None:
+            # By the id of a client that anybody may call itself.
+            raise QueueError(_Q.NOT_ALLOWED, "deliveries are settled by receipt, at /api/v1/queues/{queue}/settle")
         told: list[str] = []
 
         def stored(_kind: StoredAs, name: str) -> None:

@@ -10,7 +10,7 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from assay.reference_broker.api.callers import Caller
-from assay.reference_broker.api.consumers import Taken, check_wait
+from assay.reference_broker.api.consumers import MAX_ANSWER_BYTES, Taken, check_wait
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.publishing import publish
 from assay.reference_broker.api.service import Service
@@ -246,7 +246,7 @@ async def browse_messages(
 ) -> ConsumeAnswer:
     """The oldest messages that some group has not settled, as they are stored; nothing is taken out."""
     caller = call.caller
-    found = call.service.engine.browse(caller.queue(queue, Scope.READ), limit)
+    found = call.service.engine.browse(caller.queue(queue, Scope.READ), limit, MAX_ANSWER_BYTES)
     places = [(each, *_place(each)) for each, _ in found]
     return ConsumeAnswer(
         messages=[
@@ -284,7 +284,7 @@ async def read_messages(
     places = engine.places(name, cursor_of(start))
     if not 0 <= partition < len(places):
         raise QueueError(_Q.BAD_ADDRESS, f"{queue[:80]!r} has {len(places)} partitions, from 0 on")
-    found, next_offset = engine.read(name, partition, places[partition][1], limit, now)
+    found, next_offset = engine.read(name, partition, places[partition][1], limit, now, MAX_ANSWER_BYTES)
     return ReadAnswer(
         messages=[
             stored(caller.told(message_id_of(name, partition, offset)), partition, offset, message)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Query
 
+from assay.reference_broker.api.callers import engine_name
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Name, body
 from assay.reference_broker.queues import QueueErrorCode, QueueStats
@@ -46,7 +47,8 @@ async def list_queues(call: Asked, prefix: Annotated[str, Query(max_length=512)]
 @AREA.post("/queues", QueueSettings, Scope.ADMIN, body=CreateQueue, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
 async def create_queue(call: Asked, wanted: Annotated[CreateQueue, body(CreateQueue)]) -> QueueSettings:
     """Create a queue."""
-    name = call.caller.administered(wanted.name, "create")
+    call.caller.administer("create")
+    name = engine_name(wanted.name)
     driver, now = call.service.turn()
     engine = driver.node.engine
     config = engine.create_queue(name, dict(wanted.settings), now)

@@ -27,7 +27,7 @@ AREA = Area("streams", "Messages as they come.")
 SOCKETS = APIRouter(prefix=PREFIX)
 _Q = QueueErrorCode
 _QUIET_S: Final = 15.0
-"""A stream says that it is there at least so often."""
+"""A stream says that it is there at least so often; by then it has ended, too, when users or rules were read again."""
 _MOST_AT_ONCE: Final = 100
 _GOING_AWAY: Final = 1001
 
@@ -83,11 +83,14 @@ async def stream_messages(
     service, caller = call.service, call.caller
     member = _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=prefetch)
 
+    node = service.turn()[0].node
+    reloads = node.reloads  # whoever is still allowed then comes again
+
     async def events() -> AsyncIterator[bytes]:
         try:
             with service.waiting.take(), service.requests.leave():
                 yield b": here\n\n"
-                while not service.stopping:
+                while not service.stopping and node.reloads == reloads:
                     taken = await member.poll(_MOST_AT_ONCE, _QUIET_S, _never, counted=False)
                     yield b"".join(_event(caller, each) for each in taken) or b": here\n\n"
         finally:
@@ -177,7 +180,9 @@ class _Socket:
                 await self._say(Said(problem=problem_of(error)))
 
     async def _deliver(self) -> None:
-        while not self._service.stopping:
+        node = self._service.turn()[0].node
+        reloads = node.reloads
+        while not self._service.stopping and node.reloads == reloads:
             self._has_credit.clear()
             if not self._credit:
                 try:

@@ -8,6 +8,8 @@ import msgspec
 from fastapi import Query
 from fastapi.responses import Response
 
+from assay.reference_broker.api.callers import engine_name
+from assay.reference_broker.api.consumers import MAX_ANSWER_BYTES
 from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage, publish
 from assay.reference_broker.api.topics import queue_in, topic_out
@@ -175,7 +177,8 @@ class DelayCancelled(msgspec.Struct, frozen=True, kw_only=True):
 @AREA.post("/topics", TopicCreated, Scope.ADMIN, body=CreateTopic, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
 async def create_topic(call: Asked, wanted: Annotated[CreateTopic, body(CreateTopic)]) -> TopicCreated:
     """Create a topic."""
-    name = call.caller.administered(wanted.name, "create")
+    call.caller.administer("create")
+    name = engine_name(wanted.name)
     settings: dict[str, Any] = {}
     if wanted.num_partitions is not None:
         settings["partitions"] = wanted.num_partitions
@@ -268,7 +271,7 @@ async def read_topic(
     """Messages of a partition, whoever has settled them, as long as they are kept."""
     driver, now = call.service.turn()
     name = call.caller.queue(queue_in(call, topic), Scope.READ)
-    found, next_offset = driver.node.engine.read(name, partition, offset, limit, now)
+    found, next_offset = driver.node.engine.read(name, partition, offset, limit, now, MAX_ANSWER_BYTES)
     return TopicRead(
         messages=[
             record(

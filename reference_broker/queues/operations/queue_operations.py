@@ -154,15 +154,15 @@ class QueueOperations:
         """Names of the queues that were found and cannot be opened, sorted; any operation on one says why."""
         return self._registry.unusable_queues()
 
-    def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
+    def browse(self, queue: str, limit: int, most_bytes: int | None = None) -> list[tuple[str, StoredMessage]]:
         """See :func:`assay.reference_broker.queues.operations.browse.browse`. Raises :class:`QueueError`."""
         try:
-            return browse(self._existing(queue), limit)
+            return browse(self._existing(queue), limit, most_bytes)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
 
     def read(
-        self, queue: str, partition: int, offset: int, limit: int, now: float
+        self, queue: str, partition: int, offset: int, limit: int, now: float, most_bytes: int | None = None
     ) -> tuple[list[tuple[int, StoredMessage]], int]:
         """Messages of a partition from an offset on, with the offset behind the last: see :func:`read`.
 
@@ -170,7 +170,7 @@ class QueueOperations:
         """
         found = self._existing(queue)
         try:
-            return read(found, partition, offset, limit, now)
+            return read(found, partition, offset, limit, now, most_bytes)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
 
