@@ -249,7 +249,7 @@ _ROWS: dict[str, Row] = {
         "Declare-Ok counts no consumers",
         declarations,
         "declare_now",
-        "consumers = service.consumer_count(channel.vhost, name)",
+        "consumers = service.consumer_count(vhost, name)",
         "consumers = 0",
     ),
     "amqp-no-alternates": (

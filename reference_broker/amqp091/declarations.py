@@ -119,11 +119,14 @@ def declare_now(
     def declared(error: QueueError | None) -> None:
         if error is not None:
             answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
-        elif no_wait:
+        elif no_wait or not channel.is_open:
             answer(None)
         else:
-            consumers = service.consumer_count(channel.vhost, name)
-            answer("queue.declare-ok", name, service.ready_count(vhost, name), consumers)
+            # Somebody else may have deleted it meanwhile.
+            is_there = channel.connection.broker.engine.exists(service.engine_name(vhost, name))
+            ready = service.ready_count(vhost, name) if is_there else 0
+            consumers = service.consumer_count(vhost, name)
+            answer("queue.declare-ok", name, ready, consumers)
 
     service.declare(
         vhost, record, owner=channel.connection, passive=passive, by_server=by_server, now=now, on_declared=declared

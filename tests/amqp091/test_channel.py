@@ -585,3 +585,21 @@ def test_what_expires_at_once_still_goes_to_who_waits_for_it(way: str) -> None:
     assert c.publish("q", b"x", properties, syncs=False) == []
     c.now += 0.02
     assert bodies(c.hear()) == [b"x"], "the sync of its queue took its time"
+
+
+@pytest.mark.parametrize("what", ["lost", "closed", "deleted"])
+def test_a_declaration_that_nobody_waits_for_any_more_is_answered_to_nobody(what: str) -> None:
+    """Its answer waits for the disk; meanwhile the client goes, or somebody deletes the queue."""
+    node = make_node()
+    c, other = AmqpClient(node), AmqpClient(node)
+    for each in (c, other):
+        each.open()
+    assert c.say(1, "queue.declare", "q", False, True, False, False, False, (), syncs=False) == []
+    if what == "lost":
+        node.connection_lost(c.end, NOW)
+    elif what == "closed":
+        c.say(0, "connection.close", 200, "", 0, 0, syncs=False)
+    else:
+        other.say(1, "queue.delete", "q", False, False, False, syncs=False)
+    other.hear()
+    assert other.declare("r").values == ("r", 0, 0)
