@@ -23,6 +23,7 @@ from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.queues import Delivery, Outcome
 from assay.reference_broker.queues.jobs.confirms import ignore
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
 from assay.reference_broker.routing.message import Message, changed
 
 # Publishing
@@ -69,29 +70,22 @@ def persistent_messages_overtaken(patch: Patch) -> None:
 def confirmed_by_the_first_queue(patch: Patch) -> None:
     last: list[Message] = []
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def enqueue(
-            self: Broker,
-            address: Any,
-            message: Message,
-            options: Any,
-            client: Any,
-            now: float,
-            confirmed: Any,
-            *more: Any,
-        ) -> None:
-            if last and message is last[0]:
-                confirmed(None)
-                self.timers.schedule(
-                    now + 0.5, lambda later: original(self, address, message, options, client, later, ignore, *more)
-                )
-                return
-            last[:] = [message]
-            original(self, address, message, options, client, now, confirmed, *more)
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def enqueue_batch(self: Broker, address: Any, batch: MessageBatch, client: Any, part: Any, now: float) -> bool:
+            if last and batch.messages[0] is last[0]:
 
-        return enqueue
+                def later_on(later: float) -> None:
+                    original(self, address, batch, client, lambda _some: ignore, later)
 
-    patch.wrap(Broker, "enqueue", make)
+                part(range(len(batch.messages)))(None)
+                self.timers.schedule(now + 0.5, later_on)
+                return True
+            last[:] = batch.messages[:1]
+            return original(self, address, batch, client, part, now)
+
+        return enqueue_batch
+
+    patch.wrap(Broker, "enqueue_batch", make)
 
 
 @mutant("amqp-returns-bare", "what comes back has lost its properties")
