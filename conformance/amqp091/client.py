@@ -69,6 +69,12 @@ def shape(method: Method) -> frozenset[str]:
     return frozenset(found) | (frozenset(arguments) if isinstance(arguments, Mapping) else frozenset())
 
 
+def _ends(close: Arrival, name: str) -> bool:
+    """Whether a Close names a method as the one that failed."""
+    spec = METHODS[name]
+    return (close["class-id"], close["method-id"]) == (spec.class_id, spec.method_id)
+
+
 def outcome_of(event: Arrival | ProtocolHeader | None, header: ProtocolHeader | None = None) -> str:
     """How a request ended, in the words of the registry's variants."""
     if event is None or isinstance(event, ProtocolHeader):
@@ -463,10 +469,15 @@ class Channel:
 
     async def outcome_of(self, *replies: str) -> str:
         """How what was sent last ends; without ``replies``, the server is asked for something harmless behind it."""
-        if not replies:
+        asks = not replies
+        if asks:
             self.send("exchange.declare", exchange="amq.direct", type_="direct", passive=True)
             replies = ("exchange.declare-ok",)
         event = await self.receive(" or ".join(replies), replies)
+        if asks and event is not None and event.name == "channel.close" and _ends(event, "exchange.declare"):
+            # Nothing follows of what was sent before: the server has no amq.direct.
+            text = f"{self.name}: expected amq.direct to be there; seen {describe(event.method)}"
+            raise self._failed(_RULES.get("exchange.declare"), text, "exchange.declare")
         if event is None and self.connection.header is not None:
             return "header"
         return outcome_of(event)

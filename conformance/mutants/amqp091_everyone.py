@@ -214,6 +214,7 @@ _OTHER_CODES: Mapping[str, tuple[Reply, bool]] = {
     "sec.4.2.4.unknown-method": (Reply.UNEXPECTED_FRAME, True),
     "sec.4.2.5.5.truncated-table": (Reply.FRAME_ERROR, True),
     "sec.4.2.6.interleave": (Reply.FRAME_ERROR, True),
+    "sec.4.2.6.body-overflow": (Reply.COMMAND_INVALID, True),
     "sec.4.2.6.bad-content": (Reply.FRAME_ERROR, True),
     "sec.4.2.7.heartbeat-channel": (Reply.CHANNEL_ERROR, True),
 }

@@ -255,7 +255,8 @@ def rabbitmq(folder: Path) -> Iterator[None]:
             while not is_listening() and node.poll() is None and time.monotonic() < ends_at:
                 time.sleep(0.2)  # nothing tells when it listens
             if not is_listening():
-                pytest.fail(f"RabbitMQ is installed and does not start: {(folder / 'output').read_text(errors='replace')[-500:]}")
+                told = (folder / "output").read_text(errors="replace")[-500:]
+                pytest.fail(f"RabbitMQ is installed and does not start: {told}")
             yield
         finally:
             assert node.stdin is not None

@@ -150,9 +150,9 @@ async def unbind_missing(ctx: AmqpContext) -> None:
     requires=_E2E,
 )
 async def bind_default(ctx: AmqpContext) -> None:
-    """An empty name in a binding of exchanges means the nameless one, or is refused with 403.
+    """An empty name in a binding of exchanges means the nameless one, or is refused with 403 or 530.
 
-    Another rule forbids to touch it, so that both pass; 403 is reported.
+    Another rule forbids to touch it, so that all of it passes; a refusal is reported.
     """
     channel = await ctx.channel()
     name = await channel.exchange("fanout")
@@ -161,6 +161,6 @@ async def bind_default(ctx: AmqpContext) -> None:
             ("destination", {"source": name, "destination": ""}),
             ("source", {"source": "", "destination": name, "routing_key": "k"}),
         ):
-            asking = await channel.connection.channel()
+            asking = await ctx.channel()
             outcome = await asking.outcome(f"exchange.{request}", **fields)
             ctx.prefer(f"exchange.{request}.{place}.default-exchange", outcome)

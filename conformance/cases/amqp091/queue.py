@@ -490,14 +490,13 @@ async def unbind_missing(ctx: AmqpContext) -> None:
     clauses=("queue.bind.exchange.default-exchange", "queue.unbind.exchange.default-exchange"),
 )
 async def bind_default(ctx: AmqpContext) -> None:
-    """An empty exchange name in a binding means the nameless one, or is refused with 403.
+    """An empty exchange name in a binding means the nameless one, or is refused with 403 or 530.
 
-    Another rule forbids to touch it, so that both pass; 403 is reported.
+    Another rule forbids to touch it, so that all of it passes; a refusal is reported.
     """
-    connection = await ctx.client()
-    queue = await (await connection.channel()).queue()
+    queue = await (await ctx.channel()).queue(shared=True)
     for request in ("bind", "unbind"):
-        channel = await connection.channel()
+        channel = await ctx.channel()
         outcome = await channel.outcome(f"queue.{request}", queue=queue, exchange="", routing_key=queue)
         ctx.prefer(f"queue.{request}.exchange.default-exchange", outcome)
 
