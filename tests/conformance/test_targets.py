@@ -107,7 +107,7 @@ def test_a_file_is_loaded_by_path_and_its_name_is_in_the_error(tmp_path: Path) -
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(TargetError, match="mosquitto, nats, rabbitmq, rabbitmq-amqp091, reference"):
+    with pytest.raises(TargetError, match="mosquitto, nats, qpid, rabbitmq, rabbitmq-amqp091, reference"):
         load_target("rabbit")
 
 
