@@ -320,6 +320,30 @@ def sim(
         raise typer.Exit(ExitStatus.FAIL)
 
 
+@app.command()
+def faces(
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds; the median counts.")] = 3,
+    messages: Annotated[int, typer.Option(min=10, max=500_000, help="Messages of a figure.")] = 20_000,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """The same queue over MQTT, HTTP and gRPC: messages a second of the broker's processor time.
+
+    A queue in memory, payloads of 100 bytes, one client at a time; published once confirmed, consumed once settled.
+    Needs the extras http and grpc. Exit status: 0 measured, 2 usage.
+    """
+    from assay.loadtests.bench.faces import FacesPlan, faces_lines, serve_faces  # it needs extras, and no other does
+
+    console = _wide_console()
+    plan = FacesPlan(rounds=rounds, messages=messages)
+    with serve_faces() as broker:
+        run = _measure_lines(faces_lines(broker, plan), plan.rounds)
+    console.print(lines_table(run, "One queue over its faces, messages of 100 bytes in memory"))
+    command = shlex.join(["assay", *sys.argv[1:]])
+    found = lines_result(run, name="bench faces", target="reference", command=command, judge=False)
+    if out is not None:
+        console.print(f"wrote {write_result(out, found)}", highlight=False)
+
+
 def _measure_lines(lines: list[Line], rounds: int) -> LinesRun:
     console = WholeConsole(stderr=True)
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:

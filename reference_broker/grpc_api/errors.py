@@ -46,7 +46,7 @@ _OTHERWISE: Final[dict[AnyCode, Any]] = {
 
 def status_of(code: AnyCode) -> Any:
     """The status of a problem: what HTTP makes of it, but where gRPC is more exact."""
-    return _OTHERWISE.get(code) or _OF_HTTP[PROBLEMS[code].status]
+    return _OTHERWISE.get(code) or _OF_HTTP.get(PROBLEMS[code].status, _S.UNKNOWN)
 
 
 def told(error: QueueError | RequestError, *, is_goqueue: bool = False) -> tuple[Any, str, bytes]:
@@ -79,6 +79,7 @@ _GOQUEUE: Final[dict[AnyCode, int]] = {
     _Q.STALE_GENERATION: 203,
     _Q.TOO_LARGE: 300,
     _Q.BAD_OPTION: 301,
+    _Q.MISFIT: 301,
     _Q.OUT_OF_SEQUENCE: 301,
     Code.BAD_REQUEST: 301,
     _Q.STALE_RECEIPT: 303,

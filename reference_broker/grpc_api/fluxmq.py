@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Any, Final
 
 from assay.reference_broker.api.consumers import Taken, check_wait, member_id
@@ -15,7 +16,7 @@ from assay.reference_broker.api.publishing import Became, NewMessage, publish
 from assay.reference_broker.config import QueueConfig, Scope
 from assay.reference_broker.grpc_api import schema
 from assay.reference_broker.grpc_api.guard import Call, served
-from assay.reference_broker.grpc_api.pipeline import in_order
+from assay.reference_broker.grpc_api.pipeline import in_batches
 from assay.reference_broker.grpc_api.shapes import (
     group_of,
     headers_in,
@@ -231,15 +232,19 @@ async def append_batch(call: Call, asked: Any) -> Any:
 
 @served(Scope.WRITE)
 async def append_queue(call: Call, requests: Call) -> Any:
-    """In the order they come, without waiting for one before the next; the first that is refused ends it."""
-    first: Became | None = None
-    last: Became | None = None
+    """In the order they come, those together that came meanwhile; the first that is refused ends it."""
+    ends: list[Became] = []
     count = 0
-    async for _, became in in_order(requests.messages(), lambda each: _append(call, each), call.config.max_buffered):
-        first, last, count = first or became, became, count + 1
-    if first is None or last is None:
+    async with aclosing(in_batches(requests.messages(), call.config.max_buffered)) as batches:
+        async for batch in batches:
+            for queue, some in itertools.groupby(batch, key=lambda each: each.queue_name):
+                became = await publish(call.service, call.caller, queue, [_message(each) for each in some])
+                _check_appended(became, count)
+                ends = [ends[0] if ends else became[0], became[-1]]
+                count += len(became)
+    if not ends:
         raise RequestError(Code.BAD_REQUEST, "the stream has no message")
-    return _appended(call, [first, last], count)
+    return _appended(call, ends, count)
 
 
 async def _append(call: Call, asked: Any) -> Became:
@@ -260,13 +265,18 @@ def _message(asked: Any) -> NewMessage:
     )
 
 
-def _appended(call: Call, became: list[Became], count: int | None = None) -> Any:
+def _check_appended(became: list[Became], before: int = 0) -> None:
     """Raises the first error; those that were not refused are appended all the same, as the details tell."""
     errors = [each.error for each in became if each.error is not None]
     if errors:
         error = errors[0]
-        details = (*error.details, ("appended", str(len(became) - len(errors))), ("refused", str(len(errors))))
+        appended = before + len(became) - len(errors)
+        details = (*error.details, ("appended", str(appended)), ("refused", str(len(errors))))
         raise QueueError(error.code, error.text, details)
+
+
+def _appended(call: Call, became: list[Became], count: int | None = None) -> Any:
+    _check_appended(became)
     return M.AppendBatchResponse(
         first_offset=became[0].offset,
         last_offset=became[-1].offset,
@@ -323,9 +333,10 @@ async def tail(call: Call, asked: Any) -> None:
     cursor = EARLIEST if start == 1 else LATEST
     if start == 3:
         cursor = CursorPosition(kind=CursorKind.OFFSET, value=asked.start_offset)
-    async for taken in tail_of(call, [asked.queue_name], cursor, call.config.max_buffered):
-        for each in taken:
-            await call.write(_delivered(call, each, in_group=False))
+    async with aclosing(tail_of(call, [asked.queue_name], cursor, call.config.max_buffered)) as found:
+        async for taken in found:
+            for each in taken:
+                await call.write(_delivered(call, each, in_group=False))
 
 
 @served(Scope.READ)

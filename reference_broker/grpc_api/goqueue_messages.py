@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 from assay.reference_broker.api.consumers import Member, Taken
@@ -18,7 +20,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.grpc_api import schema
 from assay.reference_broker.grpc_api.errors import goqueue_error
 from assay.reference_broker.grpc_api.guard import Call, served
-from assay.reference_broker.grpc_api.pipeline import in_order
+from assay.reference_broker.grpc_api.pipeline import in_batches
 from assay.reference_broker.grpc_api.shapes import headers_out, key_of, moment, seconds_of, text
 from assay.reference_broker.grpc_api.streaming import ends_with, tail_of
 from assay.reference_broker.queues import Outcome, PublishOptions, QueueError, QueueErrorCode
@@ -48,7 +50,7 @@ _MAX_REASON: Final = 1_024
 
 @served(Scope.WRITE)
 async def publish(call: Call, asked: Any) -> Any:
-    became = await _publish(call, asked)
+    (became,) = await _publish(call, asked.topic, [asked])
     if became.error is not None:
         raise became.error
     return M.PublishResponse(**_place_of(call, asked, became))
@@ -56,26 +58,29 @@ async def publish(call: Call, asked: Any) -> Any:
 
 @served(Scope.WRITE)
 async def publish_stream(call: Call, requests: Call) -> None:
-    async for asked, became in in_order(
-        requests.messages(), lambda each: _publish(call, each), call.config.max_buffered
-    ):
-        told = M.PublishStreamResponse(correlation_id=asked.correlation_id, topic=asked.topic)
-        if became.error is not None:
-            told.error.CopyFrom(goqueue_error(became.error))
-        else:
-            told.MergeFrom(M.PublishStreamResponse(**_place_of(call, asked, became)))
-        await call.write(told)
+    async with aclosing(in_batches(requests.messages(), call.config.max_buffered)) as batches:
+        async for batch in batches:
+            for topic, group in itertools.groupby(batch, key=lambda each: each.topic):
+                some = list(group)
+                for asked, became in zip(some, await _publish(call, topic, some), strict=True):
+                    told = M.PublishStreamResponse(correlation_id=asked.correlation_id, topic=topic)
+                    if became.error is not None:
+                        told.error.CopyFrom(goqueue_error(became.error))
+                    else:
+                        told.MergeFrom(M.PublishStreamResponse(**_place_of(call, asked, became)))
+                    await call.write(told)
 
 
-async def _publish(call: Call, asked: Any) -> Became:
-    """Never raises: what cannot be read is refused like what the queue refuses."""
-    try:
-        message = _message(call, asked)
-    except (QueueError, RequestError) as error:
-        refused = error if isinstance(error, QueueError) else QueueError(QueueErrorCode.BAD_OPTION, error.text)
-        message = NewMessage(payload=b"", problem=refused)
-    (became,) = await publish_messages(call.service, call.caller, queue_in(call, asked.topic), [message])
-    return became
+async def _publish(call: Call, topic: str, some: Sequence[Any]) -> list[Became]:
+    """What cannot be read is refused like what the queue refuses."""
+    messages = []
+    for asked in some:
+        try:
+            messages.append(_message(call, asked))
+        except (QueueError, RequestError) as error:
+            refused = error if isinstance(error, QueueError) else QueueError(QueueErrorCode.BAD_OPTION, error.text)
+            messages.append(NewMessage(payload=b"", problem=refused))
+    return await publish_messages(call.service, call.caller, queue_in(call, topic), messages)
 
 
 def _message(call: Call, asked: Any) -> NewMessage:
@@ -130,12 +135,14 @@ async def consume(call: Call, asked: Any) -> None:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, text_)
     wait_s = _wait_s(call, asked.max_wait)
     most = _most(call, asked.max_messages)
-    async for taken in tail_of(call, [queue], _start(asked, asked.start_offset, asked.start_timestamp), most, wait_s):
-        kept = [each for each in taken if not wanted or each.delivery.partition in wanted]
-        async for batch in _batches(call, kept, asked.max_bytes):
-            await call.write(batch)
-        if not taken:
-            await call.write(_heartbeat(call))
+    start = _start(asked, asked.start_offset, asked.start_timestamp)
+    async with aclosing(tail_of(call, [queue], start, most, wait_s)) as found:
+        async for taken in found:
+            kept = [each for each in taken if not wanted or each.delivery.partition in wanted]
+            async for batch in _batches(call, kept, asked.max_bytes):
+                await call.write(batch)
+            if not taken:
+                await call.write(_heartbeat(call))
 
 
 @served(Scope.READ)

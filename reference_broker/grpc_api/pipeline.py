@@ -1,46 +1,44 @@
-"""Messages that come in a stream: each begun as it comes, told of in the same order."""
+"""Messages that come in a stream, taken as many at once as have come meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
-
-_T = TypeVar("_T")
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 
-async def in_order(
-    items: AsyncIterator[Any], begin: Callable[[Any], Awaitable[_T]], most: int
-) -> AsyncIterator[tuple[Any, _T]]:
-    """Each item with what became of it, in order; up to ``most`` are under way at once.
+async def in_batches(items: AsyncIterator[Any], most: int) -> AsyncGenerator[list[Any], None]:
+    """All that has come while the batch before was dealt with, at least one and at most ``most``, in order.
 
-    ``begin`` does what it has to do in order before it first waits. What it raises is raised where its turn has come;
-    those behind are not given up, but nobody is told of them.
+    So who sends faster than is dealt with is read in larger batches, and then waits. What ``items`` raises is raised
+    behind what came before. Close it (:func:`contextlib.aclosing`), so that it reads no more.
     """
-    under_way: deque[tuple[Any, asyncio.Task[_T]]] = deque()
-    ended = object()
-    source = aiter(items)
-    coming: asyncio.Task[Any] | None = asyncio.ensure_future(anext(source, ended))
+    waiting: list[Any] = []
+    came, room = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        async for item in items:
+            waiting.append(item)
+            came.set()
+            if len(waiting) >= most:
+                room.clear()
+                await room.wait()
+
+    reader = asyncio.ensure_future(read())
+    reader.add_done_callback(lambda _: came.set())
     try:
-        while coming is not None or under_way:
-            waiting: set[asyncio.Task[Any]] = set()
-            if coming is not None and len(under_way) < most:
-                waiting.add(coming)
-            if under_way:
-                waiting.add(under_way[0][1])
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if coming is not None and coming.done() and len(under_way) < most:
-                item = coming.result()
-                coming = None
-                if item is not ended:
-                    under_way.append((item, asyncio.ensure_future(begin(item))))
-                    coming = asyncio.ensure_future(anext(source, ended))
-            while under_way and under_way[0][1].done():
-                item, done = under_way.popleft()
-                yield item, done.result()
+        while True:
+            if waiting:
+                batch = waiting[:]
+                waiting.clear()
+                room.set()
+                yield batch
+            elif reader.done():
+                reader.result()
+                return
+            else:
+                came.clear()
+                await came.wait()
     finally:
-        left = [task for _, task in under_way] + ([] if coming is None else [coming])
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)

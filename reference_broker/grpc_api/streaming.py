@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -28,7 +28,7 @@ def ends_with(call: Call, member: Member) -> Iterator[None]:
 
 async def tail_of(
     call: Call, queues: Sequence[str], cursor: CursorPosition, most: int, wait_s: float | None = None
-) -> AsyncIterator[list[Taken]]:
+) -> AsyncGenerator[list[Taken], None]:
     """What queues hold from a place on and what comes, ``most`` at a time; no group is any the wiser.
 
     ``wait_s``: after so long without any, an empty list.
