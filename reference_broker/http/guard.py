@@ -118,7 +118,8 @@ class Guard:
             await self._app(scope, exchange.receive, exchange.send)
             return
         # Of one whose length is not told, as much as it may have.
-        with self._service.held_bytes.take(min(length or config.max_body_bytes, config.max_held_bytes)):
+        expected = config.max_body_bytes if length is None else length
+        with self._service.held_bytes.take(min(expected, config.max_held_bytes)):
             await exchange.take_body(config.max_body_bytes)
             await self._app(scope, exchange.receive, exchange.send)
 

@@ -176,6 +176,8 @@ def test_bodies_together_are_bounded() -> None:
             first.sendall(head + b"content-length: 14\r\nexpect: 100-continue\r\n\r\n")
             assert first.recv(100).startswith(b"HTTP/1.1 100 ")
             assert served.client().post("/api/v1/queues", json={"name": "two"}).status_code == 503
+            empty = {"content-type": "application/json", "content-length": "0"}
+            assert served.client().post("/api/v1/queues/none/purge", headers=empty).status_code == 404
             first.sendall(b'{"name":"one"}')
             assert first.recv(100).startswith(b"HTTP/1.1 201 ")
         assert served.client().post("/api/v1/queues", json={"name": "two"}).status_code == 201

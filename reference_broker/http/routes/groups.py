@@ -6,6 +6,7 @@ for its consumers in them. ``generation`` grows with every change of any of its 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Annotated
 
@@ -29,6 +30,8 @@ from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 
 AREA = Area("groups", "GoQueue's consumer groups; also at /groups and /v1/groups.")
 _Q = QueueErrorCode
+_PORTION = 20
+"""Queues whose groups are looked at in a turn."""
 _MEMBER_ERRORS = (_Q.UNKNOWN_MEMBER, _Q.STALE_GENERATION)
 
 
@@ -156,10 +159,12 @@ def _assignments(member: Member) -> dict[str, list[int]]:
 @AREA.get("/groups", GroupList, Scope.READ)
 async def list_groups(call: Asked) -> GroupList:
     """All groups of the topics that the caller may read."""
-    engine = call.service.engine
     found: dict[str, dict[str, GroupDetails]] = {}
-    for queue in engine.queues():
-        if call.caller.reads(queue):
+    for index, queue in enumerate(call.service.engine.queues()):
+        if index % _PORTION == _PORTION - 1:
+            await asyncio.sleep(0)
+        engine = call.service.engine
+        if engine.exists(queue) and call.caller.reads(queue):
             for details in engine.groups.all_details(queue):
                 found.setdefault(details.group, {})[queue] = details
     return GroupList(
