@@ -309,6 +309,11 @@ def all_judges() -> list[Judge]:
         Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
         Commands("explore queues", f"-m mutation.black_box queues {_QUEUE_LIVES} 1", black_box=True),
         Commands("explore amqp", f"-m mutation.black_box amqp {_AMQP_LIVES} 1", black_box=True),
-        Commands("explore tiny", f"-m mutation.black_box tiny {_TINY_LIVES} 1", black_box=True),
+        Commands(
+            "explore tiny",
+            f"-m mutation.black_box tiny {_TINY_LIVES} 1",
+            f"-m mutation.black_box tiny-lives {_TINY_LIVES} 1",
+            black_box=True,
+        ),
         Suites("conformance"),
     ]

@@ -21,6 +21,8 @@ _FILTERS = ("eu/#", "+/1", "eu/1", "#")
 _KEYS = ("", "a", "b")
 _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
+_AGED = 3
+"""Of eleven lives, the one in which messages become too old for a retry."""
 _ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
 _CHANGES: tuple[dict[str, Any], ...] = (
     *({"key": key} for key in _KEYS),
@@ -157,6 +159,33 @@ class _Tail:
                 yield plan.Restart(amid=pick((None, self.numbered())))
                 draw.gone()
                 yield draw.join(pick((0, 0, 1, 2)))
+
+
+class _Waits:
+    """The end of other lives: several wait for their time, by delays and after failures, as the broker is killed."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance = draw, chance
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        consumer = pick((0, 0, 1))
+        yield draw.join(consumer)
+        for _ in range(pick((1, 2))):
+            for _ in range(pick((2, 3, 5, 9))):
+                delay_s = pick((0, *TIMES_S[:1] * 3, TIMES_S[1]))
+                yield msgspec.structs.replace(draw.publish(), delay_s=delay_s, transaction=False)
+            for which in range(pick((0, 1, 3))):
+                delay_s = pick((0, *TIMES_S[:1] * 2))
+                yield plan.Settle(consumer=consumer, verb="nack", which=(which,), delay_s=delay_s)
+            if pick((True, False, False)):
+                yield plan.Cancel(which=self._chance.randrange(4))
+            if pick((True, True, False)):
+                yield plan.Restart(amid=pick((None, None, draw.amid())))
+                draw.gone()
+            yield draw.join(consumer)
+            yield plan.Advance(seconds=pick(ADVANCES_S[:2]))
+            yield draw.settle()
 
 
 class _Draw:
@@ -389,6 +418,10 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
         steps += _Stream(draw, stream).steps()
     elif number % 3 == 1 and stream.choice((True, False)):
         steps += _Tail(draw, stream).steps()
+    elif number % 3 == 2 and stream.choice((True, False)) and draw.bent.restart and draw.bent.clock:
+        steps += _Waits(draw, stream).steps()
+    if number % 11 == _AGED:
+        queues = tuple(msgspec.structs.replace(queue, total_timeout_s=TIMES_S[0]) for queue in queues)
     return plan.QueueLife(
         queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(steps)
     )
