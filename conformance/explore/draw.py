@@ -287,19 +287,20 @@ class _Draw:
         for client in readers:
             entry = plan.FilterPlan(filter=pick(_PICKS), qos=pick((0, 1, 1, 2, 2)))
             yield plan.Subscribe(client=client, filters=(entry,), identifier=identifier)
-        for _ in range(pick((1, 1, 2))):
-            if pick((True, False, False)):
+        bursts = pick((1, 1, 1, 2, 2, 9))  # packet identifiers of nine need two bytes
+        for _ in range(bursts):
+            if pick((True, False, False)) and bursts < 9:
                 yield plan.Withhold(client=pick(readers), what=pick(tuple(plan.Hold)))
             if pick((True, False, False)):
                 yield plan.Leave(client=pick(readers), how=pick(_LEAVING))
-            found = [like] * pick((7, 8, 9, 16, 17, 33))
+            found = [like] * (pick((7, 8, 9, 16, 17, 33)) if bursts < 9 else 33)
             for _ in range(pick((0, 0, 0, 1, 2))):
                 changes: dict[str, Any] = pick(
                     [{"topic": pick(_PICKS)}, {"qos": 1}, {"size_bytes": 9}, {"retain": True}, {"client": 0}]
                 )
                 found[self._chance.randrange(len(found))] = msgspec.structs.replace(like, **changes)
             yield plan.Burst(publishes=tuple(found), together=True)
-            if pick((True, False)):
+            if pick((True, False)) and bursts < 9:
                 client = pick((sender, *readers))
                 yield from pick(
                     (

@@ -55,6 +55,8 @@ _LONG_S = 90
 """Longer than the short delays of wills."""
 _WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
 """Filters that match every topic of a life, but for those with $, which are the server's affair."""
+_BEFORE_FIRST_ID = (0, 250, 65_530, 0)
+"""By client: packet identifiers are of one byte, become longer, or begin anew."""
 _END = "end/{t}"
 _BEGUN = "assay/{t}/a"
 """The topic of packets that nobody ends."""
@@ -338,6 +340,7 @@ class Player(Sockets):
             most_bytes=link.most_bytes,
             pieces=fields.pieces,
             link=link,
+            packet_id=_BEFORE_FIRST_ID[client % len(_BEFORE_FIRST_ID)],
         )
         self._wires[client] = wire
         self.watch(wire)

@@ -21,6 +21,8 @@ _FILTERS = ("eu/#", "+/1", "eu/1", "#")
 _KEYS = ("", "a", "b")
 _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
+_NEARLY_S = 40
+"""What waits for the short time is due soon after it."""
 _ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
 _CHANGES: tuple[dict[str, Any], ...] = (
     *({"key": key} for key in _KEYS),
@@ -178,6 +180,8 @@ class _Waits:
                 yield plan.Settle(consumer=consumer, verb="nack", which=(which,), delay_s=delay_s)
             if pick((True, False, False)):
                 yield plan.Cancel(which=self._chance.randrange(4))
+            if pick((True, False)):
+                yield plan.Advance(seconds=_NEARLY_S)
             if pick((True, True, False)):
                 yield plan.Restart(amid=pick((None, None, draw.amid())))
                 draw.gone()
