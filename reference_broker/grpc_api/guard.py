@@ -107,7 +107,7 @@ class Guard:
                     asked = call if kind.client_streaming else await self._only_message(call)
                     answer = await method.function(call, asked)
                     if not kind.server_streaming:
-                        await call.write(answer)
+                        await self._answer(call, answer)
             except (RequestError, QueueError) as error:
                 await refuse(context, error, is_goqueue=is_goqueue)
             except grpc.aio.AbortError:
@@ -123,6 +123,13 @@ class Guard:
         return grpc.stream_stream_rpc_method_handler(
             serve, request_deserializer=request.FromString, response_serializer=response.SerializeToString
         )
+
+    async def _answer(self, call: Call, answer: Any) -> None:
+        try:
+            async with asyncio.timeout(self._service.config.body_timeout_s):
+                await call.write(answer)
+        except TimeoutError:
+            raise RequestError(Code.TIMEOUT, "the client did not take the answer in time") from None
 
     async def _only_message(self, call: Call) -> Any:
         try:

@@ -19,6 +19,8 @@ from assay.reference_broker.grpc_api.guard import Call, Guard, Method
 
 _GOODBYE_S: Final = 5.0
 """For calls that are under way when the broker stops."""
+_KEEPALIVE_MS: Final = 60_000
+_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 _IDENTITY_ONLY: Final = 1
 """A message that is compressed would be of any size once it is not."""
 _MODULES: Final[Mapping[str, Any]] = {
@@ -55,6 +57,9 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", config.max_streams),
             ("grpc.max_allowed_incoming_connections", listener.max_connections),
             ("grpc.max_connection_idle_ms", int(config.idle_s * 1000)),
+            # Whose machine is gone has its streams ended, and what they held is ready again.
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.server_handshake_timeout_ms", int((tls.handshake_timeout_s if tls is not None else 10) * 1000)),
             ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
         )
