@@ -6,15 +6,18 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.api.callers import Arrival
-from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import ConfigError, ListenerConfig, ListenerProtocol, Transport, is_loopback
 from assay.reference_broker.server.tcp import LINGER_S, NodeDriver, SocketProtocol
 from assay.reference_broker.server.tls import certificate_common_name, server_context
 from assay.reference_broker.server.websocket_layer import WebSocketLayer
+
+if TYPE_CHECKING:
+    from assay.reference_broker.api.callers import Arrival
+    from assay.reference_broker.api.service import Service
 
 _SCHEMES = {
     (Transport.TCP, False): "mqtt",
@@ -99,6 +102,7 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
 def _http(driver: NodeDriver, listener: ListenerConfig, loopback: bool, named: bool) -> Callable[[], asyncio.Protocol]:
     """What makes the protocols of a listener that speaks HTTP. Raises ``ConfigError`` without the extra."""
     check_extras((ListenerProtocol.HTTP,))
+    from assay.reference_broker.api.callers import Arrival
     from assay.reference_broker.http.server import HttpServer  # it takes long to import, and an extra
 
     if driver.http is None:
@@ -127,6 +131,8 @@ async def _start_grpc(driver: NodeDriver, listener: ListenerConfig, where: str) 
 
 def _service(driver: NodeDriver) -> Service:
     """What all faces of requests and answers ask; HTTP's limits hold for all of them together."""
+    from assay.reference_broker.api.service import Service  # of no use to who speaks neither
+
     if driver.service is None:
         driver.service = Service(lambda: driver, driver.node.config.http)
     return driver.service

@@ -87,7 +87,7 @@ def _problem_codes(operation: dict[str, Any], status: str) -> set[str]:
     return set(described["description"].replace("`", "").split(", "))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(data=st.data())
 def test_whatever_comes_back_is_in_the_document(small: Served, data: st.DataObject) -> None:
     method, path, name = data.draw(st.sampled_from(OPERATIONS))
