@@ -33,6 +33,7 @@ from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.core.version import installed_version
+from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -761,7 +762,7 @@ class AmqpConnection(Peer, Connection):
             for name in vhost.queues_of(self):
                 record = vhost.queues.get(name)
                 if record is not None:
-                    self.service.delete(vhost, record, now, lambda: None)
+                    self.service.delete(vhost, record, now, ignore)
             if self.tenant is not None:
                 self.tenant.connections -= 1
             self.vhost = None

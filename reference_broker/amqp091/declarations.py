@@ -208,9 +208,12 @@ def queue_delete(
         raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} not empty", rule="queue.delete.if-empty.not-empty")
     answer = channel.answer_later()
 
-    def deleted() -> None:
+    def deleted(error: QueueError | None) -> None:
         connection.note_topology()
-        if no_wait:
+        if error is not None:
+            # It is gone for now, and may be there again after a start.
+            answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+        elif no_wait:
             answer(None)
         else:
             answer("queue.delete-ok", ready)

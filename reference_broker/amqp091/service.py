@@ -28,7 +28,7 @@ from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import MessageProperties
 
@@ -261,8 +261,8 @@ class Amqp091:
         use = self._uses.get(self.engine_name(vhost, queue))
         return 0 if use is None else len(use.consumers)
 
-    def delete(self, vhost: VirtualHost, record: QueueRecord, now: float, on_done: Callable[[], None]) -> None:
-        """A queue goes with all it holds; ``on_done`` is called once its end is durable, or cannot be."""
+    def delete(self, vhost: VirtualHost, record: QueueRecord, now: float, on_done: Confirm) -> None:
+        """A queue goes with all it holds; ``on_done`` is called once its end is durable, or with why it cannot be."""
         name = self.engine_name(vhost, record.name)
         with self.topology.holding_deletions() as held:
             self._forget(vhost, record.name, name)
@@ -271,7 +271,7 @@ class Amqp091:
             # A start before that finds all of it, one behind it nothing.
             if error is None:
                 self.topology.let_go(held)
-            on_done()
+            on_done(error)
 
         try:
             self.broker.engine.delete_queue(name, now, deleted, although_used=True)
@@ -333,7 +333,7 @@ class Amqp091:
         if use.arguments.is_single_active and was_first and use.consumers:
             next(iter(use.consumers)).set_active(active=True)
         if record.auto_delete and not use.consumers:
-            self.delete(vhost, record, now, _nothing)
+            self.delete(vhost, record, now, ignore)
         else:
             self._touch(vhost, record, use, now)
 
@@ -354,7 +354,7 @@ class Amqp091:
                     return
                 due = later if use.consumers else use.used_at + expires_ms / 1_000
                 if due <= later and not use.consumers:
-                    self.delete(vhost, record, later, _nothing)
+                    self.delete(vhost, record, later, ignore)
                 else:
                     use.expiry = self.broker.timers.schedule(max(due, later + expires_ms / 1_000), look)
 
@@ -387,7 +387,3 @@ def _check_stream(record: QueueRecord) -> None:
         if holds:
             text = f"invalid property '{what}' for queue '{record.name[:80]}': it is a stream"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.x-queue-type")
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""

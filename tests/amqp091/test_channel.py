@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -270,6 +272,16 @@ def test_a_queue_that_is_deleted_meanwhile_does_not_speak_for_the_others() -> No
     confirms = [(each.name, each.values) for each in said if each.name != "queue.delete-ok"]
     assert confirms == [("basic.ack", (1, False))]
     assert c.get("stays").body == b"x"
+
+
+def test_a_deletion_that_the_disk_refuses_is_not_confirmed() -> None:
+    """A simulated client found the queue there again after the next start."""
+    c = client()
+    c.declare("q")
+    failed = QueueError(QueueErrorCode.STORAGE_FAILED, "no room on the disk")
+    with mock.patch.object(QueueEngine, "delete_queue", lambda _self, _name, _now, on_done, **_more: on_done(failed)):
+        said = c.say(1, "queue.delete", "q", False, False, False)
+    assert [(each.name, each.values[0]) for each in said] == [("connection.close", 541)]
 
 
 def test_a_get_is_given_what_was_published_before_it_and_is_being_written() -> None:
