@@ -283,14 +283,15 @@ class Channel:
     def answer_later(self) -> Callable[..., None]:
         """What to call with the answer, a method and its arguments; meanwhile no frame of the channel is handled.
 
-        An answer of None sends nothing; an :class:`AmqpError` closes the channel.
+        An answer of None sends nothing; an :class:`AmqpError` closes the channel, or the connection.
         """
         self._waiting = deque()
 
         def answered(name: str | AmqpError | None, *values: Any) -> None:
             if self.is_open:
                 if isinstance(name, AmqpError):
-                    self.fail(name, self.connection.broker.now)
+                    ends = self.connection if name.hard else self
+                    ends.fail(name, self.connection.broker.now)
                     return
                 if name is not None:
                     self.send(name, *values)
