@@ -145,12 +145,14 @@ dead_drained AS (  -- a dead-letter queue is empty when all who read it say so
     GROUP BY run_id
 ),
 named AS (  -- a scope that only settled is not listed, but may be asked for
-    SELECT run_id, queue, consumer_group, bool_or(listed) AS listed, coalesce(min(since), -1) AS since FROM (
-        SELECT run_id, queue, consumer_group, consumer_group <> '' AS listed, idx AS since
+    SELECT run_id, queue, consumer_group, bool_or(listed) AS listed, coalesce(min(since), -1) AS since,
+           coalesce(max(latest), -1) AS begun_again FROM (
+        SELECT run_id, queue, consumer_group, consumer_group <> '' AS listed, idx AS since,
+               CASE WHEN reason = 'latest' THEN idx END AS latest
         FROM {events} WHERE f = 'subscribe' AND type = 'ok'
-        UNION ALL SELECT run_id, queue, consumer_group, consumer_group <> '', NULL FROM drains
-        UNION ALL SELECT run_id, queue, consumer_group, TRUE, NULL FROM {main} WHERE nth = 1
-        UNION ALL SELECT run_id, queue, consumer_group, FALSE, NULL FROM {settlements}
+        UNION ALL SELECT run_id, queue, consumer_group, consumer_group <> '', NULL, NULL FROM drains
+        UNION ALL SELECT run_id, queue, consumer_group, TRUE, NULL, NULL FROM {main} WHERE nth = 1
+        UNION ALL SELECT run_id, queue, consumer_group, FALSE, NULL, NULL FROM {settlements}
     ) WHERE NOT startswith(queue, '$dlq/') GROUP BY run_id, queue, consumer_group
 ),
 answered AS (  -- the most specific drain: of queue and group, of the queue, of everything

@@ -23,7 +23,9 @@ been on its way before: the broker may have acknowledged as early as the publish
 delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power. A
 session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription, then
 nothing of the producer comes any more (``postfix`` or ``all``), and may give a message of QoS 2 a packet identifier
-that its client still has in use, which takes it for the one before: A1 of those is ``quality``, too.
+that its client still has in use, which takes it for the one before: A1 of those is ``quality``, too. So is A1 of what
+was sent before the last SUBSCRIBE ``ok`` that asks to begin at the latest message: such a fault may have taken the
+group.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -97,11 +99,11 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
             )
     if missing:
         bounds = _read_bounds(tables, queue, group, dead)
-        is_mqtt = queue.startswith(MQTT_PREFIX)
+        is_mqtt, begun_again = queue.startswith(MQTT_PREFIX), tables.begun_again.get(scope, -1)
         for send in missing:
             place = _place(send, bounds)
             is_set_back = is_mqtt and (send.qos == 2 or place in ("postfix", "all"))
-            undone_idx = since if is_set_back else send.asked_idx
+            undone_idx = since if is_set_back or send.inv_idx < begun_again else send.asked_idx
             severity = Severity.QUALITY if excused or undone_idx < destroyed else Severity.SAFETY
             rows.append(
                 Anomaly(

@@ -35,7 +35,8 @@ below), ``time_ns`` only measures.
     One row per WILL, and per READ ``ok``, with their invocations.
 
 Besides: ``subscribed[queue, group]`` is the ``idx`` of the group's first SUBSCRIBE ``ok``; ``latest[queue, group]``
-that of its first SUBSCRIBE of any type, where that asks to begin at the latest message; ``drains[queue, group]`` the
+that of its first SUBSCRIBE of any type, where that asks to begin at the latest message, ``begun_again[queue, group]``
+that of the last ``ok`` of such; ``drains[queue, group]`` the
 last DRAIN event (of any type but ``invoke``) of that scope; ``started[process]`` the ``idx`` of its first event. A
 scope whose own DRAIN is ``fail`` has *ended*: nothing is owed to it. Queues that begin with ``$mqtt/`` are topic
 spaces of plain MQTT, whose groups are sessions and shares.
@@ -261,6 +262,7 @@ class Tables:
         self.drains: dict[Scope, HistoryEvent] = {}
         self.started: dict[str, int] = {}
         self.latest: dict[Scope, int] = {}
+        self.begun_again: dict[Scope, int] = {}
         self.commits: dict[str, Commit] = {}
         self.sessions: dict[str, list[Link]] = {}
         self.links: dict[str, Link] = {}
@@ -456,6 +458,8 @@ class Builder:
             scope = (event.queue, event.group)
             if event.type is OpType.OK:
                 tables.subscribed.setdefault(scope, event.index)
+                if event.reason == "latest":
+                    tables.begun_again[scope] = event.index
             elif event.type is OpType.INVOKE and event.reason == "latest":
                 tables.latest.setdefault(scope, event.index)
         elif kind is OpKind.UNSUBSCRIBE:
@@ -553,6 +557,7 @@ class Builder:
         tables = other.tables
         tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
         tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
+        tables.begun_again = common.begun_again
         tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
         tables.unbound = common.unbound
         take = other.take

@@ -16,7 +16,7 @@ final AS (  -- settled for good, or perhaps so
     WHERE s.kind IN ('ack', 'reject') AND (s.status <> 'fail' OR f.run_id IS NOT NULL)
 ),
 fates AS (  -- what became of every send, in every closed scope of its queue
-    SELECT s.*, c.consumer_group, c.since, r.idx AS read_idx, r.process AS reader,
+    SELECT s.*, c.consumer_group, c.since, c.begun_again, r.idx AS read_idx, r.process AS reader,
            d.value IS NOT NULL AS is_dead, f.value IS NOT NULL AS is_final
     FROM {sends} s
     JOIN {scopes} c ON c.run_id = s.run_id AND c.queue = s.queue AND c.listed AND c.closed
@@ -38,8 +38,8 @@ missing AS (
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
 )
 SELECT run_id, 'lost' AS checker, 'A1' AS anomaly,
-       CASE WHEN may_lose OR if(startswith(queue, '$mqtt/') AND (qos = 2 OR least IS NULL OR seq > greatest),
-                                since, asked_idx) < destroyed_to
+       CASE WHEN may_lose OR if(startswith(queue, '$mqtt/') AND (qos = 2 OR least IS NULL OR seq > greatest)
+                                OR inv_idx < begun_again, since, asked_idx) < destroyed_to
             THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, cpl_idx AS idx,
        CASE WHEN least IS NULL THEN 'all' WHEN seq < least THEN 'prefix'

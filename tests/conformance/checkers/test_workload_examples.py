@@ -302,6 +302,18 @@ class TestPlainDeliveries:
         rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
         assert [(row.anomaly, row.severity) for row in rows] == [("A1", severity)]
 
+    def test_a_group_that_a_crash_took_begins_at_the_latest_message_again(self) -> None:
+        """Swarm seed 20004 of passing-groups: a queue in memory, and the group with it."""
+        for means, severity in ((AckedMeans.MEMORY, Severity.QUALITY), (AckedMeans.OS, Severity.SAFETY)):
+            history = History()
+            history.add("c", OpKind.SUBSCRIBE, OK, queue="q", group="g", reason="latest")
+            history.fault("crash")
+            history.send(0)
+            history.add("c.1", OpKind.SUBSCRIBE, OK, queue="q", group="g", reason="latest")
+            history.drain()
+            rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=means))
+            assert [(row.anomaly, row.severity) for row in rows] == [("A1", severity)]
+
     def test_a_share_goes_on_when_a_member_is_gone(self) -> None:
         history = self.sent(1)
         self.take(history, 1, to="h0.0", group="$share/x")
