@@ -35,16 +35,25 @@ class Held:
         """``names``: below ``$SYS/broker/``; none where a broker does not tell."""
         self._names = names
         self._before: dict[str, str] | None = None
+        self._is_open = False
+        """A life has begun, and has not come to its end."""
 
     def begin(self, control: Control) -> None:
-        """A life begins: what is held now is for nobody."""
+        """A life begins: what is held now is for nobody.
+
+        One that was broken off leaves sessions that go at any time: nothing more is said of this broker then.
+        """
+        if self._is_open:
+            self._names = ()
+        self._is_open = True
         if self._names and self._before is None:
             self._before = control.figures()
 
     def end(self, control: Control, patience_s: float) -> None:
         """Its clients are gone, and all that it left was removed. Raises :class:`ViolationError`."""
+        self._is_open = False
         deadline = time.monotonic() + patience_s
-        before, self._before = self._before, None
+        before, self._before = self._before if self._names else None, None
         while before is not None:
             after = control.figures()
             wrong = [name for name in self._names if after.get(name) != before.get(name)]

@@ -43,3 +43,9 @@ def test_what_stays_is_a_finding_once() -> None:
 
 def test_a_broker_that_does_not_tell_is_not_asked() -> None:
     life(Held(()), 0, 70)
+
+
+def test_a_life_that_was_broken_off_ends_the_questions() -> None:
+    held = Held(("store/messages/bytes",))
+    held.begin(cast("Control", Figures(0)))
+    life(held, 0, 70)
