@@ -13,7 +13,7 @@ from assay.reference_broker.storage.log import LogOptions
 from assay.sim.log_life import Found, LogLife, LogModel, examine, open_log
 from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
-STEPS = {"plain": 500, "buffered": 200}
+STEPS = {"plain": 320, "buffered": 200}
 SHARDS = 8
 """The life is lived once in each, and each looks at its share of the points."""
 BLOCK = 25

@@ -8,7 +8,7 @@ from assay.reference_broker.storage import pending_log, pending_snapshot
 from assay.sim.group_life import FOLDERS, FoundGroup, GroupLife, GroupModel, examine_group, open_group
 from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
-STEPS = 900
+STEPS = 500
 SHARDS = 4
 BLOCK = 25
 AGAIN_EVERY = 12
