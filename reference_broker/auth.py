@@ -220,17 +220,21 @@ class Authenticator:
         return taken
 
     def finish(self, check: PasswordCheck) -> None:
-        """A check has run: remember the password if it was right, and tell who waits."""
+        """A check has run: remember the password if it was right, and tell who still waits. By other users than those
+        there are now it says nothing: that is told as no.
+        """
         self._running -= 1
-        if check.users is not self._users:
-            # It is nobody's any more, too: its client was told to come back.
-            return
-        if check.allowed:
+        allowed = check.allowed and self.holds(check)
+        if allowed:
             if len(self._verified) >= _MAX_CACHED:
                 self._verified.clear()
             self._verified.add(check.proof)
         if check.on_done is not None:
-            check.on_done(check.allowed)
+            check.on_done(allowed)
+
+    def holds(self, check: PasswordCheck) -> bool:
+        """Whether the users by which it is checked are those there are; if not, its client is to start anew."""
+        return check.users is self._users
 
     @property
     def offers_scram(self) -> bool:

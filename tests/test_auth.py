@@ -124,3 +124,17 @@ def test_every_cost_that_the_configuration_accepts_can_be_checked(cost: int, blo
         check.run()
         authenticator.finish(check)
         assert answers == [expected]
+
+
+def test_a_check_by_users_that_are_gone_is_answered_with_no() -> None:
+    """Who waits for it, and is no connection that is told of the change, would wait for ever."""
+    right = AuthConfig(users=(UserConfig(username="ann", password_hash=hash_password(b"secret")),))
+    auth, answers = Authenticator(right, KEY), list[bool]()
+    check = auth.check("ann", b"secret", answers.append)
+    auth.take_checks()
+    auth.configure(AuthConfig(users=(UserConfig(username="ann", password_hash=hash_password(b"other")),)))
+    check.run()
+    auth.finish(check)
+    assert answers == [False]
+    assert not auth.holds(check)
+    assert auth.decide("ann", b"secret", loopback=True) is None, "not remembered"

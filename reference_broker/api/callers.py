@@ -234,7 +234,10 @@ class Callers:
             raise RequestError(Code.BUSY, "so many passwords are being checked that this one must wait") from None
         try:
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
-                return await answer
+                allowed = await answer
+            if not driver.node.authenticator.holds(check):
+                raise RequestError(Code.BUSY, "the users changed while the password was checked: try again")
+            return allowed
         except TimeoutError:
             raise RequestError(Code.BUSY, "the password was not checked in time: try again") from None
         finally:

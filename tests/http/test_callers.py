@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from types import SimpleNamespace
 
 import pytest
 
-from assay.reference_broker.api.callers import Credentials, read_authorization
+from assay.reference_broker.api.callers import Callers, Credentials, read_authorization
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.auth import Authenticator, hash_token, new_token
 from assay.reference_broker.config import AuthConfig, ConfigError, TokenConfig
@@ -92,3 +94,23 @@ def test_tokens_are_kept_as_hashes_and_can_be_taken_back() -> None:
     ):
         with pytest.raises(ConfigError):
             Authenticator(AuthConfig(users=auth.users, tokens=wrong), b"key")
+
+
+def test_users_that_change_while_a_password_is_checked_are_asked_again() -> None:
+    auth = secured().auth
+    authenticator = Authenticator(auth, b"key")
+
+    async def ask() -> None:
+        driver = SimpleNamespace(node=SimpleNamespace(authenticator=authenticator), loop=asyncio.get_running_loop())
+        callers = Callers(SimpleNamespace(turn=lambda: (driver, 0.0)))  # type: ignore[arg-type]  # all that it asks for
+        asking = asyncio.create_task(callers._check("ann", b"secret"))
+        await asyncio.sleep(0)
+        (check,) = authenticator.take_checks()
+        authenticator.configure(AuthConfig(users=auth.users[:1]))
+        check.run()
+        authenticator.finish(check)
+        with pytest.raises(RequestError, match="try again") as told:
+            await asking
+        assert told.value.code is Code.BUSY
+
+    asyncio.run(ask())
