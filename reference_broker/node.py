@@ -283,7 +283,8 @@ class BrokerNode:
                 self._tell_written(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
                 return
         if not self._holds_output:
-            self._tell_written(None)
+            if self._awaiting_write:
+                self._tell_written(None)
             return
         wrote = journal.turn > turn
         last = journal.turn - 1
@@ -295,7 +296,8 @@ class BrokerNode:
             store.waiting.append(partial(self._synced_sessions, last))
             store.waiting += self._awaiting_write
             self._awaiting_write = []
-        self._tell_written(None)
+        elif self._awaiting_write:
+            self._tell_written(None)
 
     def _tell_written(self, error: QueueError | None) -> None:
         waiting, self._awaiting_write = self._awaiting_write, []

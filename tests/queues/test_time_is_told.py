@@ -51,6 +51,7 @@ def _argument(bench: QueueBench, name: str) -> Any:
         "epoch": lambda: 0,
         "generation": lambda: 0,
         "key": lambda: TransactionKey(0, 0, "t"),
+        "limit": lambda: 1,
         "message": lambda: Message(topic="$queue/q", payload=b"m"),
         "messages": lambda: [Message(topic="$queue/q", payload=b"m")],
         "name": lambda: "q",

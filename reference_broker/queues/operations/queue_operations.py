@@ -168,6 +168,7 @@ class QueueOperations:
 
         Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_ADDRESS, STORAGE_FAILED).
         """
+        self._agenda.now = now
         found = self._existing(queue)
         try:
             return read(found, partition, offset, limit, now, most_bytes)
