@@ -272,10 +272,13 @@ class BrokerNode:
         """What changed in this turn is written before anything that tells of it leaves."""
         journal = self.state.journal
         assert journal is not None
-        turn = journal.turn
-        if journal.has_changes or (store.retry_at is not None and now >= store.retry_at):
+        turn, asking, wrote = journal.turn, journal.asking, False
+        is_asked = bool(asking or self._awaiting_write)
+        if asking:
+            journal.asking = {}
+        if journal.has_changes or store.must_write(now, is_asked=is_asked):
             try:
-                store.write(journal.take_changes(now), now)
+                wrote = store.write(journal.take_changes(now), now)
             except LogError as error:
                 # What could not be written must not be told: these clients lose their connections and try again.
                 for connection in [each for each in self._connections if each.depends_on(turn)]:
@@ -286,16 +289,18 @@ class BrokerNode:
             if self._awaiting_write:
                 self._tell_written(None)
             return
-        wrote = journal.turn > turn
         last = journal.turn - 1
         for connection in self._dirty:
             if connection.holds_output or (wrote and connection.depends_on(turn)):
                 connection.hold_output(last)
                 self._holding[connection] = None
-        if wrote:
-            store.waiting.append(partial(self._synced_sessions, last))
-            store.waiting += self._awaiting_write
-            self._awaiting_write = []
+        if (wrote or is_asked) and store.when_synced(partial(self._synced_sessions, last)):
+            for connection in [each for each in asking if each in self._connections]:
+                connection.hold_output(last)
+                self._holding[connection] = None
+            waiting, self._awaiting_write = self._awaiting_write, []
+            for confirm in waiting:
+                store.when_synced(confirm)
         elif self._awaiting_write:
             self._tell_written(None)
 

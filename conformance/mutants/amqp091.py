@@ -196,7 +196,7 @@ _REWRITES: dict[str, Row] = {
         "a queue cannot be declared anew while what is left of it goes",
         QueueOperations,
         "is_going",
-        "return removal is not None and removal.failure is None",
+        "return name in self._registry.removals",
         "return False",
     ),
     "amqp-rollback-keeps-acknowledgements": (

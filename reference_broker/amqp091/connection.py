@@ -722,11 +722,13 @@ class AmqpConnection(Peer, Connection):
         return data
 
     def note_topology(self) -> None:
-        """What it is told next depends on what was just declared."""
+        """What it is told next depends on what was just declared, or on what was so already: by others, or when its
+        own first try could not be written."""
         self.service.topology_changed()
         journal = self.service.journal
         if journal is not None:
             self.await_write(journal.turn)
+            journal.asking[self] = None
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

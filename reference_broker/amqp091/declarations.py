@@ -14,6 +14,7 @@ from assay.reference_broker.amqp091.topology import QueueRecord, stripped
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.jobs.confirms import Confirm
 
 GENERATED: Final = "amq.gen-"
 
@@ -101,10 +102,9 @@ def queue_declare(
         arguments=arguments,
     )
     declare = partial(declare_now, channel, record, passive, by_server, no_wait)
-    engine, engine_name = connection.broker.engine, service.engine_name(channel.vhost, name)
-    if not passive and engine.is_going(engine_name):
+    if not passive and connection.broker.engine.is_going(service.engine_name(channel.vhost, name)):
         # Who deletes a queue, or loses it with a connection, may declare it anew at once.
-        engine.when_gone(engine_name, channel.later("queue.declare", declare))
+        service.when_gone(channel.vhost, name, channel.later("queue.declare", declare))
         return
     declare(now)
 
@@ -197,7 +197,7 @@ def queue_delete(
     rights.check_queue(connection, name, read=False)
     if not service.exists(vhost, name):
         # RabbitMQ and its followers; the standard's own text wants 404 (queue.delete).
-        answer_change(channel, no_wait, "queue.delete-ok", 0)
+        service.when_gone(vhost, name, _told_of_end(channel, no_wait, 0))
         return
     record = service.find(vhost, name, connection)
     ready = service.ready_count(vhost, name)
@@ -206,10 +206,15 @@ def queue_delete(
         raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} in use", rule="queue.delete.if-unused.in-use")
     if if_empty and ready:
         raise AmqpError(Reply.PRECONDITION_FAILED, f"{where} not empty", rule="queue.delete.if-empty.not-empty")
+    service.delete(vhost, record, now, _told_of_end(channel, no_wait, ready))
+
+
+def _told_of_end(channel: ChannelHandle, no_wait: bool, ready: int) -> Confirm:
+    """The answer to ``queue.delete``, whoever deleted the queue: no start may bring it back."""
     answer = channel.answer_later()
 
     def deleted(error: QueueError | None) -> None:
-        connection.note_topology()
+        channel.connection.note_topology()
         if error is not None:
             # It is gone for now, and may be there again after a start.
             answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
@@ -218,7 +223,7 @@ def queue_delete(
         else:
             answer("queue.delete-ok", ready)
 
-    service.delete(vhost, record, now, deleted)
+    return deleted
 
 
 def named_queue(channel: ChannelHandle, queue: str) -> str:

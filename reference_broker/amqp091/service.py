@@ -14,6 +14,7 @@ from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_na
 from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
 from assay.reference_broker.amqp091.rights import TOPICS
 from assay.reference_broker.amqp091.topology import (
+    Held,
     QueueRecord,
     Topology,
     VirtualHost,
@@ -25,6 +26,7 @@ from assay.reference_broker.amqp091.topology import (
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.clients import Client
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
@@ -60,6 +62,9 @@ class Journal(Protocol):
     turn: int
     """Grows with every write."""
 
+    asking: dict[Connection, None]
+    """Those that are told of what any write so far tells, their own or those of others."""
+
 
 class QueueUse:
     """Who consumes from one queue over AMQP, and what ends it."""
@@ -83,6 +88,8 @@ class Amqp091:
         self.broker = broker
         self.journal: Journal | None = None
         """Where changes are written down, which an answer may have to wait for."""
+        self._held: dict[str, Held] = {}
+        """Records of queues that could not be removed, by engine name: they go with them."""
         self.topology = Topology()
         self.version = 0
         """Grows when something of that changes, as the engine's does when queues come and go."""
@@ -271,6 +278,8 @@ class Amqp091:
             # A start before that finds all of it, one behind it nothing.
             if error is None:
                 self.topology.let_go(held)
+            else:
+                self._held[name] = held
             on_done(error)
 
         try:
@@ -279,6 +288,17 @@ class Amqp091:
             if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
                 raise
             deleted(None)
+
+    def when_gone(self, vhost: VirtualHost, queue: str, on_done: Confirm) -> None:
+        """There is no such queue; ``on_done`` is called once no start brings one back that was deleted, or with why."""
+        name = self.engine_name(vhost, queue)
+
+        def gone(error: QueueError | None) -> None:
+            if error is None and (held := self._held.pop(name, None)) is not None:
+                self.topology.let_go(held)
+            on_done(error)
+
+        self.broker.engine.when_gone(name, gone)
 
     # -- topics of MQTT, which amq.topic has in the default virtual host ---------------------------------------------
 

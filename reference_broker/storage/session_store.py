@@ -203,15 +203,25 @@ class SessionStore(SyncPoint):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write(self, records: Sequence[NewRecord], now: float) -> None:
-        """Write the changes of a turn. After an error they are tried again later, with those of later turns.
+    def must_write(self, now: float, *, is_asked: bool) -> bool:
+        """Whether :meth:`write` is due although nothing changed: an earlier one failed, and it is time to try again,
+        or somebody is to be told (``is_asked``) of what it was about."""
+        if self.retry_at is not None and now >= self.retry_at:
+            return True
+        return is_asked and (bool(self._unwritten) or self.failure is not None)
+
+    def write(self, records: Sequence[NewRecord], now: float) -> bool:
+        """Write the changes of a turn; whether there are any. After an error they are tried again later, with those of
+        later turns.
 
         Raises :class:`LogError`: nothing that depends on them may leave the broker.
         """
         if self._unwritten:
             records = self._with_unwritten(records)
         if not records:
-            return
+            if self.failure is not None:
+                raise LogError(self.failure.text, sticky=True)
+            return False
         whole = records
         if len(records) > MAX_BATCH_RECORDS // 2 or batching.bound_of(records) > batching.TARGET_BATCH_BYTES:
             whole = [group_record(self._log.next_offset, self._log.next_offset, records), *records]
@@ -227,6 +237,7 @@ class SessionStore(SyncPoint):
         if self._sync_due_at is None:
             wait_s = 0.0 if self._config.durability is Durability.FSYNC else self._config.sync_interval_s
             self._sync_due_at = now + wait_s
+        return True
 
     def _with_unwritten(self, records: Sequence[NewRecord]) -> list[NewRecord]:
         """One record a key, the last one, in the order of the last change."""
@@ -288,6 +299,13 @@ class SessionStore(SyncPoint):
                 run = _CompactionRun(compaction)
                 jobs.append(BackgroundJob(_CompactionPoint(self._log, self._compactor, run), run))
         return jobs
+
+    def when_synced(self, confirm: Confirm) -> bool:
+        """See :meth:`SyncPoint.when_synced`; the sync is among the next jobs."""
+        if self._sync_due_at is None and self._log.needs_sync:
+            # A write that failed may have left a segment behind, for which no sync was due.
+            self._sync_due_at = 0.0
+        return super().when_synced(confirm)
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """See :meth:`SyncPoint.finish_sync`."""

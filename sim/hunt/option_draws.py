@@ -15,6 +15,7 @@ import msgspec
 
 from assay.faults.scenario import (
     Absences,
+    AmqpWorkload,
     MqttWorkload,
     QueueWorkload,
     Retained,
@@ -360,7 +361,8 @@ def _configured(scenario: Scenario) -> list[QueueConfig]:
 def _weakest(scenario: Scenario) -> AckedMeans:
     order = list(AckedMeans)
     promised_by = [_MEANS[queue.durability] for queue in _configured(scenario)]
-    if any(isinstance(workload, MqttWorkload) for workload in scenario.workload):
+    # What is declared over AMQP stands in the log of the sessions.
+    if any(isinstance(workload, MqttWorkload | AmqpWorkload) for workload in scenario.workload):
         promised_by.append(_MEANS[_config(scenario).sessions.durability])
     return min(promised_by, key=order.index, default=AckedMeans.DISK)
 

@@ -33,7 +33,7 @@ from assay.reference_broker.amqp091.topology.arguments import Arguments, Topolog
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, DestinationKind, Routing
 from assay.reference_broker.amqp091.topology.exchanges import Exchange
 from assay.reference_broker.amqp091.topology.mqtt_topics import mqtt_topic_of, routing_key_of
-from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX, declaration_of, declared_in
+from assay.reference_broker.amqp091.topology.records import RECORD_PREFIX, Held, declaration_of, declared_in
 from assay.reference_broker.amqp091.topology.routes import routing_keys_of
 from assay.reference_broker.amqp091.topology.tables import ExchangeKind
 from assay.reference_broker.amqp091.topology.topology import Topology
@@ -47,6 +47,7 @@ __all__ = [
     "DestinationKind",
     "Exchange",
     "ExchangeKind",
+    "Held",
     "QueueRecord",
     "Removed",
     "Routing",

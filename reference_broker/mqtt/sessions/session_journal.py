@@ -35,6 +35,7 @@ from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
+    from assay.reference_broker.core.connection import Connection
     from assay.reference_broker.mqtt.sessions.retained import RetainedStore
     from assay.reference_broker.mqtt.sessions.session import InFlight, Outgoing, Session
 
@@ -336,6 +337,8 @@ class SessionJournal:
         """Grows with every change: who compares it before and after learns whether there was one."""
         self.others: list[Recorder] = []
         """What else is written with the changes of a turn."""
+        self.asking: dict[Connection, None] = {}
+        """Those that a turn tells of what it may not have changed: all that was written so far must be safe."""
         self._retained = retained
         retained.on_change = self.retained_changed
         self._retained_topics: dict[str, None] = {}

@@ -87,12 +87,16 @@ class QueueOperations:
 
     def is_going(self, name: str) -> bool:
         """Whether a queue of that name was deleted, and what is left of it is about to go."""
-        removal = self._registry.removals.get(name)
-        return removal is not None and removal.failure is None
+        return name in self._registry.removals
 
     def when_gone(self, name: str, on_gone: Confirm) -> None:
-        """``on_gone`` is called when nothing is left of a queue that is going, or with the error."""
-        self._registry.removals[name].waiting.append(on_gone)
+        """``on_gone`` is called when nothing is left of a queue that was deleted, or with the error. What could not be
+        removed is tried again."""
+        removal = self._registry.removals.get(name)
+        if removal is None:
+            on_gone(None)
+        else:
+            removal.when_done(on_gone)
 
     def purge_queue(self, name: str, now: float, on_done: Purged) -> None:
         """Take away what is ready in a queue; see :func:`purge`. Raises :class:`QueueError`."""

@@ -28,7 +28,7 @@ from assay.reference_broker.queues.dead_letters.undelivered import LetterTaker
 from assay.reference_broker.queues.groups.delivery import QueueUsage
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.background_job import BackgroundJob
-from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.jobs.errors import (
     LogError,
     QueueError,
@@ -450,8 +450,13 @@ class QueueRegistry:
 
         Consumers are told, and whoever waits for a confirm gets an error. A queue that the file configures comes back,
         empty, with the next start. ``although_used``: transactions that are open in it go on without it, or fail.
-        Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
+        One that was deleted, and could not be removed, is tried again. Raises :class:`QueueError` (UNKNOWN_QUEUE,
+        NOT_ALLOWED).
         """
+        failed = self.removals.get(name)
+        if failed is not None and failed.failure is not None:
+            failed.when_done(on_done or ignore)
+            return
         queue = self.existing(name)
         queue.write_unwritten()
         if not although_used:

@@ -44,12 +44,11 @@ class Removal:
         self.queue = queue
         self.on_removed: Callable[[], None] = _nothing
         """Called as soon as the files are gone, before ``on_done``."""
-        self.waiting: list[Confirm] = []
-        """Who else is told of the end."""
+        self.waiting: list[Confirm] = [] if on_done is None else [on_done]
+        """Who is told of the end."""
         self.failure: QueueError | None = None
-        """Why there is none before a restart."""
+        """Why there is none, before a restart or another try."""
         self.started = False
-        self._on_done = on_done
         self._points: tuple[SyncPoint, ...] = queue.points
         self.consumers: list[Consumer] = [
             consumer for group in queue.groups.values() for consumer in group.consumers.values()
@@ -101,11 +100,17 @@ class Removal:
         else:
             text = (
                 f"the files of {self.queue.name[:80]!r} cannot be removed: {error.strerror or error}; "
-                "restart the broker once the disk is repaired"
+                "delete it again once the disk is repaired"
             )
             self.failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
-        told = self.waiting if self._on_done is None else [self._on_done, *self.waiting]
+        told, self.waiting = self.waiting, []
         return [(each, self.failure) for each in told]
+
+    def when_done(self, confirm: Confirm) -> None:
+        """Call it once nothing is left, or with the error. One that failed is tried again for whoever asks."""
+        self.waiting.append(confirm)
+        if self.failure is not None:
+            self.failure, self.started, self._points = None, False, ()
 
     def _take_apart(self) -> None:
         """Nobody asks the queue anything any more: without cycles it is gone at once, however much it held."""
