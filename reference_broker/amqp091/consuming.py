@@ -528,12 +528,20 @@ class Consuming:
             self._settling = settling
 
     def settle_next(self, taken: Sequence[tuple[int, Unsettled]], at: int, outcome: Outcome) -> int:
-        """The first ones from a position on; how many."""
+        """The first ones from a position on; how many.
+
+        Raises :class:`AmqpError` (541) where the queue takes none now, as while its disk refuses writes: nothing else
+        could tell the client, and all that it holds is ready for others once the connection is over.
+        """
         now = self._channel.connection.broker.now
         count = self._accept_run(taken, at, now) if outcome is Outcome.ACCEPT else 0
         if not count:
             tag, held = taken[at]
-            self.carry_out(Settlement(tag, held, outcome), now, ignore)
+            told: list[QueueError | None] = []
+            self.carry_out(Settlement(tag, held, outcome), now, told.append)
+            # What fails later is in the queue's memory, and written with the next try.
+            if told and (refused := told[0]) is not None:
+                raise AmqpError(Reply.INTERNAL_ERROR, refused.text)
         return count or 1
 
     def settled(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from assay.reference_broker.amqp091.handles import ChannelHandle, Unsettled
+from assay.reference_broker.amqp091.wire.replies import AmqpError
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import Outcome
 
@@ -25,7 +27,7 @@ class Settling:
         self._answer_later: Callable[..., None] | None = None
 
     def begin(self) -> bool:
-        """What the turn has room for; whether that is all of it."""
+        """What the turn has room for; whether that is all of it. Raises :class:`AmqpError`."""
         if self._is_through():
             self._channel.consuming.settled()
             if self._answer is not None:
@@ -40,7 +42,12 @@ class Settling:
         if self._answer_later is None or not self._channel.is_open:
             return
         self._broker.work = 0
-        if self._is_through():
+        try:
+            is_through = self._is_through()
+        except AmqpError as error:
+            self._answer_later(error)
+            return
+        if is_through:
             self._channel.consuming.settled()
             self._answer_later(self._answer)
         else:
@@ -66,6 +73,8 @@ class Settling:
         parts, self._parts = self._parts, []
         self._answer_later = None
         for taken, outcome in parts:
-            while outcome is Outcome.ACCEPT and self._at < len(taken):
-                self._at += self._channel.consuming.settle_next(taken, self._at, outcome)
+            # What is refused comes again.
+            with suppress(AmqpError):
+                while outcome is Outcome.ACCEPT and self._at < len(taken):
+                    self._at += self._channel.consuming.settle_next(taken, self._at, outcome)
             self._at = 0

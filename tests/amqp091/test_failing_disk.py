@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from assay.reference_broker.config import Durability, SessionsConfig
 from assay.reference_broker.node import BrokerNode
 from tests.queues.failing_disk import FailingDisk
@@ -115,3 +117,24 @@ def test_a_queue_that_could_not_be_removed_makes_room_for_another_of_its_name() 
     disk.fail_write = ""
     again = client(node)
     assert again.declare("q").values == ("q", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "flags"), [("basic.nack", (False, True)), ("basic.reject", (True,)), ("basic.ack", (False,))]
+)
+def test_a_settlement_that_the_queue_refuses_ends_the_connection(how: str, flags: tuple[bool, ...]) -> None:
+    """The hunt found a message that its consumer had returned, and that nobody got again until the channel ended: a
+    write had failed just before, and the queue took no settlements for a while."""
+    disk = FailingDisk()
+    node = a_node(disk)
+    c = client(node)
+    c.declare("q")
+    for body in (b"first", b"second"):
+        c.publish("q", body)
+    c.consume("q")
+    disk.fail_write = "q/"
+    c.say(1, "basic.nack", 1, False, True)
+    disk.fail_write = ""
+    assert names(c.say(1, how, 2, *flags)) == ["connection.close"]
+    later = client(node, NOW + 10)
+    assert {later.get("q").body, later.get("q").body} == {b"first", b"second"}

@@ -123,6 +123,8 @@ def test_the_contract_of_sessions_follows_from_what_is_drawn(durability: str, me
     assert workload.wills is not None
     assert workload.wills.delay_s == (0, 0)
     assert changed.quiet_s > workload.longest_wait_s
+    over_amqp = with_options(find_scenario("amqp"), {"session_durability": durability})
+    assert over_amqp.contract.acked_means is means, "exchanges and bindings are in the log of the sessions"
 
 
 @pytest.mark.parametrize(
