@@ -273,10 +273,11 @@ class BrokerNode:
         journal = self.state.journal
         assert journal is not None
         turn, asking, wrote = journal.turn, journal.asking, False
-        is_asked = bool(asking or self._awaiting_write)
+        asked = asking or self._awaiting_write
         if asking:
             journal.asking = {}
-        if journal.has_changes or store.must_write(now, is_asked=is_asked):
+        is_due = store.retry_at is not None and now >= store.retry_at
+        if journal.has_changes or is_due or (asked and store.owes()):
             try:
                 wrote = store.write(journal.take_changes(now), now)
             except LogError as error:
@@ -294,7 +295,7 @@ class BrokerNode:
             if connection.holds_output or (wrote and connection.depends_on(turn)):
                 connection.hold_output(last)
                 self._holding[connection] = None
-        if (wrote or is_asked) and store.when_synced(partial(self._synced_sessions, last)):
+        if (wrote or asked) and store.when_synced(partial(self._synced_sessions, last)):
             for connection in [each for each in asking if each in self._connections]:
                 connection.hold_output(last)
                 self._holding[connection] = None

@@ -203,12 +203,9 @@ class SessionStore(SyncPoint):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def must_write(self, now: float, *, is_asked: bool) -> bool:
-        """Whether :meth:`write` is due although nothing changed: an earlier one failed, and it is time to try again,
-        or somebody is to be told (``is_asked``) of what it was about."""
-        if self.retry_at is not None and now >= self.retry_at:
-            return True
-        return is_asked and (bool(self._unwritten) or self.failure is not None)
+    def owes(self) -> bool:
+        """A write failed, so that whoever is to be told of what it was about waits for the next one."""
+        return bool(self._unwritten) or self.failure is not None
 
     def write(self, records: Sequence[NewRecord], now: float) -> bool:
         """Write the changes of a turn; whether there are any. After an error they are tried again later, with those of
