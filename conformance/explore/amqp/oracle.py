@@ -242,14 +242,15 @@ class Oracle:
         known = [copy for copy in (*queue.copies, *queue.ghosts) if copy.message is message]
         if not known:
             raise violation(AmqpRule.UNROUTED, f"message {message.number} is in {queue.name}, which it does not reach")
-        objections = []
-        for copy in sorted(known, key=lambda each: each.place is not Place.READY):
-            objection = self._objection(copy, link, consumer, arrival)
-            if objection is None:
-                self._take(copy, link, consumer, tag, no_ack=no_ack)
-                return
-            objections.append(objection)
-        raise objections[0]
+        known.sort(key=lambda each: each.place is not Place.READY)
+        objections = [self._objection(copy, link, consumer, arrival) for copy in known]
+        alike = [copy for copy, objection in zip(known, objections, strict=True) if objection is None]
+        if not alike and objections[0] is not None:
+            raise objections[0]
+        least, most = min(copy.least for copy in alike), max(copy.most for copy in alike)
+        for copy in alike:  # any of them may be the one that came
+            copy.least, copy.most = least, most
+        self._take(alike[0], link, consumer, tag, no_ack=no_ack)
 
     def _check_room(self, consumer: Consumer) -> None:
         link = consumer.link
@@ -546,6 +547,12 @@ class Oracle:
                     continue
                 self._die(copy, "expired", certain=is_head and copy.expires_by + MARGIN_S < self.now)
 
+    def moved_clock(self, now: float) -> None:
+        """The broker's clock was moved to ``now``: what somebody had room for may have been on its way by then."""
+        for queue in self.queues.values():
+            for copy in queue.ready if queue.is_read else ():
+                copy.expires_by = max(copy.expires_by, now)
+
     def waits_until(self) -> float:
         """When the last of what is about to expire has, by the broker's clock; 0 = nothing is."""
         soon = [
@@ -676,10 +683,15 @@ class Oracle:
     def _after_kill(self, queue: Queue) -> None:
         was_read = queue.is_read
         queue.consumers.clear()
-        for copy in queue.copies:
+        for copy in queue.ghosts:
+            copy.sure = False
+        queue.copies += queue.ghosts
+        queue.ghosts = []
+        for copy in list(queue.copies):
+            copy.letters = None  # it may be there beside what became of it
             # A broker may not know any more what it had delivered.
             copy.redelivered, copy.sure_at, copy.is_there = None, NEVER, False
-            if was_read or copy.place is Place.OUT:
+            if was_read or copy.place is not Place.READY:  # as often as it was delivered, it may be given back now
                 copy.place, copy.free = Place.READY, True
                 copy.most += 1
             copy.sure = copy.sure and copy.durable and copy.message.persistent
@@ -687,13 +699,6 @@ class Oracle:
             if 0 <= queue.plan.delivery_limit < copy.most:
                 copy.sure = False
                 self._die(copy, "delivery_limit", certain=False)
-        for copy in queue.ghosts:
-            copy.place, copy.free, copy.redelivered = Place.READY, True, None
-            copy.sure = copy.likely = False
-        queue.copies += queue.ghosts
-        queue.ghosts = []
-        for copy in queue.copies:  # it may be there beside what became of it
-            copy.letters = None
         self._drop_head(queue)  # what was with consumers counts again
 
     # What must come

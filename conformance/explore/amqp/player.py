@@ -630,6 +630,7 @@ class AmqpPlayer(AmqpAsking):
         mover.close()
         self.ahead_s += seconds
         self.note(f"the broker's clock was moved by {seconds} s")
+        self.oracle.moved_clock(self.now)
         self.tell_time()
         for queue in list(self.oracle.queues.values()):
             if not queue.plan.expires_s or queue.consumers:

@@ -87,6 +87,10 @@ class Bench:
         return self.oracle.ready_range(self.queues[queue])
 
 
+def _death(queue: str, reason: str) -> dict[str, Any]:
+    return {"queue": queue, "reason": reason, "count": 1}
+
+
 def accused(rule: AmqpRule) -> Any:
     class _Accused:
         def __enter__(self) -> None:
@@ -520,6 +524,90 @@ def test_a_delivery_limit_counts_what_came_back_and_a_crash_may() -> None:
     bench.publish(link, confirmed=True)
     bench.oracle.killed()
     assert bench.ready() == (0, 1)  # it may have been delivered, and that may count
+
+
+def test_a_delivery_whose_acknowledgement_a_kill_took_back_counts_for_a_delivery_limit() -> None:
+    """What was acknowledged is back, is given to somebody again, and given back once too often (reference, seed 77)."""
+    bench = Bench(QueuePlan(delivery_limit=1))
+    link = bench.link("confirm")
+    message = bench.publish(link, confirmed=True)
+    bench.settle(link, bench.get(link, message))
+    bench.oracle.killed()
+    again = bench.link()
+    bench.get(again, message, redelivered=True)
+    bench.oracle.closed(again)
+    assert bench.ready() == (0, 1)
+
+    bench = Bench(QueuePlan(delivery_limit=1))
+    message = bench.publish(bench.link("confirm"), confirmed=True)
+    bench.oracle.killed()
+    again = bench.link()
+    bench.get(again, message)
+    bench.oracle.closed(again)
+    assert bench.ready() == (1, 1)  # one that nobody had been given before must be there
+
+
+def test_what_a_kill_brings_back_over_its_delivery_limit_may_become_a_letter_at_once() -> None:
+    bench = Bench(QueuePlan(delivery_limit=0, letters=-1, letter_queue=1), QueuePlan())
+    link = bench.link("confirm")
+    message = bench.publish(link, confirmed=True)
+    bench.settle(link, bench.get(link, message), "reject")
+    bench.oracle.killed()
+    for reason in ("delivery_limit", "rejected"):  # beside the letter that had been made already
+        headers = {"x-death": [_death("q0", reason)]}
+        bench.get(bench.link(), message, 1, routing_key="q1", properties={"headers": headers})
+
+
+def test_of_two_letters_alike_either_may_be_the_one_that_was_delivered_before() -> None:
+    """One from before a kill, and what died again after it (reference, seed 77)."""
+    bench = Bench(QueuePlan(delivery_limit=1), QueuePlan(letters=-1, letter_queue=0))
+    message = bench.publish(bench.link("confirm"), 1, confirmed=True, ttl_s=1.0)
+    letter = {"routing_key": "q0", "properties": {"headers": {"x-death": [_death("q1", "expired")]}}}
+
+    def expire() -> None:
+        bench.oracle.now += 2.0
+        bench.oracle.expire()
+
+    expire()
+    bench.oracle.killed()
+    expire()
+    link = bench.link()
+    bench.settle(link, bench.get(link, message, **letter))
+    bench.oracle.killed()
+    expire()
+    again = bench.link()
+    bench.get(again, message, redelivered=True, **letter)
+    bench.oracle.closed(again)
+    assert bench.ready()[0] == 0
+
+
+def test_a_delivery_may_be_on_its_way_while_the_clock_is_moved() -> None:
+    """And be read after that (reference, seed 77), by who had room for it."""
+
+    def moved(bench: Bench, prefetch: int) -> tuple[Consumer, Message]:
+        link = bench.link()
+        consumer = bench.consume(link, prefetch=prefetch)
+        held = bench.publish(link)
+        message = bench.publish(link)
+        bench.deliver(consumer, held)
+        bench.oracle.moved_clock(bench.oracle.now + 90)
+        bench.oracle.now += 90
+        bench.oracle.expire()
+        return consumer, message
+
+    bench = Bench(QueuePlan(ttl_s=50))
+    bench.deliver(*moved(bench, prefetch=2))
+
+    bench = Bench(QueuePlan(ttl_s=50))
+    late = moved(bench, prefetch=2)
+    bench.oracle.now += 2 * MARGIN_S
+    with accused(AmqpRule.EXPIRED):
+        bench.deliver(*late)
+
+    bench = Bench(QueuePlan(ttl_s=50))
+    _, message = moved(bench, prefetch=1)  # which has no room for it
+    with accused(AmqpRule.AGAIN):
+        bench.get(bench.link(), message)
 
 
 def test_what_must_not_be_changed() -> None:
