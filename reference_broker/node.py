@@ -143,6 +143,7 @@ class BrokerNode:
         journal = SessionJournal(self.state.retained)
         for problem in restore(self.state, journal, state, now):
             store.note(problem)
+        journal.owed = store.owes_record
         self.amqp091.restore(records, journal, store.note, now)
         journal.others.append(self.amqp091.topology)
         return store

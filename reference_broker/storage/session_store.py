@@ -207,6 +207,10 @@ class SessionStore(SyncPoint):
         """A write failed, so that whoever is to be told of what it was about waits for the next one."""
         return bool(self._unwritten) or self.failure is not None
 
+    def owes_record(self, key: bytes) -> bool:
+        """Whether what a key was set to last could not be written yet."""
+        return key in self._unwritten
+
     def write(self, records: Sequence[NewRecord], now: float) -> bool:
         """Write the changes of a turn; whether there are any. After an error they are tried again later, with those of
         later turns.

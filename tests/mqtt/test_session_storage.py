@@ -171,6 +171,39 @@ def test_a_full_disk_costs_nothing_that_was_acknowledged(make_world: type[World]
     assert len(kept) == 10, "tried again as soon as there was room"
 
 
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
+def test_an_end_that_could_not_be_written_is_told_of_once_it_is(
+    make_world: type[World], durability: Durability
+) -> None:
+    """Who clears a retained message, or starts clean, tries again when the disk refused it. What is gone by then was
+    confirmed at once, and came back with the next start."""
+    manual = Manual(make_world, durability)
+    subscribed(manual, "durable").lose()
+    keeper = manual.world.connect("keeper")
+    keeper.send(p.Publish(topic="kept", payload=b"1", qos=1, packet_id=1, retain=True))
+    clearing = p.Publish(topic="kept", payload=b"", qos=1, packet_id=1, retain=True)
+    clients = [manual.world.connect(f"p{number}") for number in range(3)]
+    for client in clients:
+        client.take()
+    manual.disk.profile = msgspec.structs.replace(manual.disk.profile, capacity_bytes=manual.disk.used_bytes)
+    for client in clients[:2]:
+        client.send(clearing)
+        assert acks(client) == []
+        assert client.closed
+    for _ in range(2):
+        refused = manual.world.open(p.V5)
+        assert refused.send(p.Connect(version=p.V5, client_id="durable")) == []
+        assert refused.closed
+    manual.disk.profile = msgspec.structs.replace(manual.disk.profile, capacity_bytes=0)
+    clients[2].send(clearing)
+    assert acks(clients[2]) == [1]
+    manual.world.connect("durable").lose()
+    manual.disk.crash()
+    manual.boot()
+    assert not manual.world.subscribed("kept", client_id="reader").publishes()
+    assert not manual.client("durable").connection.active_session.subscriptions
+
+
 def test_the_log_stays_small_while_much_passes_through_it(make_world: type[World]) -> None:
     manual = Manual(make_world, Durability.INTERVAL)
     client = subscribed(manual, "durable")

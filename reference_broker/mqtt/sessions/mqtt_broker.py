@@ -176,6 +176,8 @@ class MqttBroker(Broker):
             session = None
         if session is None:
             session = self.new_session(request.client_id)
+            if self.journal is not None:
+                self.journal.no_session(request.client_id)
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()
             session.expiry_timer = None

@@ -86,6 +86,8 @@ class RetainedStore:
         self._count = 0
         self.held_bytes = 0
         """What the messages and the levels of their topics take in memory."""
+        self.on_absent: Callable[[str], None] | None = None
+        """Told where nothing was there to delete."""
         self.on_change: Callable[[str], None] | None = None
         """Called with the topic whose message was replaced or removed."""
 
@@ -158,9 +160,11 @@ class RetainedStore:
     def delete(self, topic: str) -> None:
         """Forget what is retained on a topic, if anything is, and levels that nothing else needs."""
         path = self._path(topic)
+        message = path[-1].message if path else None
+        if message is None and self.on_absent is not None:
+            self.on_absent(topic)
         if not path:
             return
-        message = path[-1].message
         if message is not None:
             self.held_bytes -= memory_bytes(message)
             path[-1].message = None

@@ -8,6 +8,7 @@ acknowledged within one turn leaves none. Queue deliveries are not written, sinc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
@@ -327,6 +328,10 @@ class KeptSession:
         return INBOUND + self._name_prefix + packet_id_bytes(packet_id)
 
 
+def _nothing_is_owed(_key: bytes) -> bool:
+    return False
+
+
 class SessionJournal:
     """The changes of all watched sessions and of the retained messages."""
 
@@ -339,8 +344,11 @@ class SessionJournal:
         """What else is written with the changes of a turn."""
         self.asking: dict[Connection, None] = {}
         """Those that a turn tells of what it may not have changed: all that was written so far must be safe."""
+        self.owed: Callable[[bytes], bool] = _nothing_is_owed
+        """Whether the last change of a record could not be written yet."""
         self._retained = retained
         retained.on_change = self.retained_changed
+        retained.on_absent = lambda topic: self.absent(RETAINED + topic.encode())
         self._retained_topics: dict[str, None] = {}
         self._dirty: dict[KeptSession, None] = {}
         self._deleted: list[Change] = []
@@ -368,6 +376,16 @@ class SessionJournal:
         """The retained message of a topic was replaced or removed."""
         self.touches += 1
         self._retained_topics[topic] = None
+
+    def no_session(self, client_id: str) -> None:
+        """A client is told that it had none."""
+        self.absent(SESSION + client_id.encode())
+
+    def absent(self, key: bytes) -> None:
+        """Somebody is told that there is nothing of it: where its end could not be written yet, it is written now."""
+        if self.owed(key):
+            self.touches += 1
+            self._deleted.append((key, None))
 
     def keep(self, session: Session) -> None:
         """Watch a session from now on, or note that its head changed."""
