@@ -14,6 +14,7 @@ from assay.reference_broker.config import BrokerConfig, ConfigError, check_confi
 _REQUIRED: dict[str, dict[str, Any]] = {
     "configured": {"name": "q"},
     "tenants": {"name": "t", "clients": ["x"]},
+    "tokens": {"name": "t", "user": "u", "hash": "x"},
     "tls": {"certificate": "a", "key": "b"},
     "websocket": {},
 }
@@ -42,7 +43,7 @@ def _configuration(path: tuple[str, ...], value: object) -> dict[str, Any]:
             data = {**_REQUIRED.get(name, {}), **data}
             if name == "listeners" and "websocket" in path:
                 data["transport"] = "websocket"
-            if name in ("listeners", "configured", "tenants"):
+            if name in ("listeners", "configured", "tenants", "tokens"):
                 data = [data]
         data = {name: data}
     assert isinstance(data, dict)

@@ -311,6 +311,8 @@ class Campaign:
         else:
             return None
         finding = self._confirmed(*self._shrunk(*found), self.seed)
+        if not finding.counts:  # what the lives before had left let something pass for smaller
+            finding = self._confirmed(*self._shrunk(*found, afresh=True), self.seed)
         if not finding.counts:  # what a busy machine let pass for smaller may be none: the whole life has to show it
             finding = self._confirmed(*found, self.seed)
         if finding.counts:
@@ -319,14 +321,16 @@ class Campaign:
         return finding
 
     def _shrunk(
-        self, life: AnyLife, error: ViolationError, transcript: list[WireLine]
+        self, life: AnyLife, error: ViolationError, transcript: list[WireLine], *, afresh: bool = False
     ) -> tuple[AnyLife, ViolationError, list[WireLine]]:
-        """The smallest life with the same finding."""
+        """The smallest life with the same finding; ``afresh``: each is played on a new broker."""
         over_at = time.monotonic() + self.shrink_s
         last = error, transcript
 
         def fails(smaller: AnyLife) -> bool:
             nonlocal last
+            if afresh:
+                self.renew()
             try:
                 self.play(smaller)
             except ViolationError as seen:

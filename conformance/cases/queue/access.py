@@ -171,6 +171,7 @@ async def _ask(ctx: CaseContext, asker: _Asker) -> None:
 @case(
     "queue/access/rules-that-overlap",
     clauses=("Q-ACCESS-01", "Q-ACCESS-02", "Q-ACCESS-03", "Q-ACCESS-04", "Q-ACCESS-06"),
+    requires=("queues",),
     mutant="access-denials-must-cover",
     kills=("access-rules-for-anybody",),
     settings=_settings(),
@@ -189,6 +190,7 @@ async def overlapping(ctx: CaseContext) -> None:
 @case(
     "queue/access/odd-names",
     clauses=("Q-ACCESS-05",),
+    requires=("queues",),
     mutant="access-names-go-in-as-they-are",
     settings=_settings(),
     together=True,

@@ -24,7 +24,7 @@ BUGS = {
     "v3-unacknowledged-not-resent": ({"unacknowledged-not-resent", "delivered-twice", "order"}, 6),
     "v5-will-delay-ignored": ({"will-before-its-delay"}, 4),
     "v5-session-present-always-0": ({"session-lost"}, 4),
-    "v5-retained-not-replaced": ({"retained-stale", "retained-unsent", "retain-flag"}, 4),
+    "v5-retained-not-replaced": ({"retained-stale", "retained-unsent", "retain-flag"}, 5),
     "v5-client-receive-maximum-ignored": ({"receive-maximum"}, 6),
     "v5-hash-misses-parent": (
         {"undelivered", "share-undelivered", "retained-unsent", "will-unsent", "subscription-identifiers", "qos"},
