@@ -55,5 +55,6 @@ FROM {main} m
 JOIN latest l ON l.run_id = m.run_id AND l.queue = m.queue AND l.consumer_group = m.consumer_group
 JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.delay_ns < 0
     AND s.cpl_idx >= 0 AND s.cpl_idx < l.began
+LEFT ANTI JOIN {faults} f ON f.run_id = m.run_id AND f.destroys AND f.destroyed_to > -1 AND f.from_idx < m.idx
 WHERE m.nth = 1
 """

@@ -213,7 +213,7 @@ def test_a_lying_disk_loses_what_was_confirmed() -> None:
     be said of what was lost, which is not green either.
     """
     lying = WorldProfile(disk=DiskProfile(lying_sync=True))
-    found = [simulate(find_scenario("power-loss"), seed, profile=lying) for seed in (1, 6, 11)]
+    found = [simulate(find_scenario("power-loss"), seed, profile=lying) for seed in (1, 12, 13)]
     assert {result.verdict for result in found} <= {Verdict.FAIL, Verdict.UNKNOWN}
     assert any("lost" in {checker for checker, _ in result.signature} for result in found)
 
