@@ -14,7 +14,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
 from assay.reference_broker.queues import Outcome
-from assay.reference_broker.queues.delivery import dispatcher, settlement
+from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import group
 from assay.reference_broker.queues.groups.delivery import Delivery
@@ -245,7 +245,6 @@ def dead_letters_early(patch: Patch) -> None:
         return RETRIES_EXCEEDED
 
     patch.replace(group, "exhausted_reason", exhausted_reason)
-    patch.replace(dispatcher, "exhausted_reason", exhausted_reason)
 
 
 @mutant("queue-lost-session-settles", "what a consumer held when its session ended counts as settled")

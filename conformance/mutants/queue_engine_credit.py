@@ -7,7 +7,6 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.queue_engine import Original, after
-from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups import group_state
@@ -92,10 +91,15 @@ def release_counts(patch: Patch) -> None:
 @mutant("engine-release-fails-for-good", "what is given back untried after the last failure is given up")
 def release_fails_for_good(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        # The count of the entry is higher by one here than what is asked about.
-        return lambda retry, count, age_s: original(retry, count + (age_s == 0.0 and count > 0), age_s)
+        def gives_up(self: ConsumerGroup, entry: PendingEntry, *args: Any) -> bool:
+            released, entry.released = entry.released, False
+            given_up: bool = original(self, entry, *args)
+            entry.released = released
+            return given_up
 
-    patch.wrap(dispatcher, "exhausted_reason", make)
+        return gives_up
+
+    patch.wrap(ConsumerGroup, "gives_up", make)
 
 
 @mutant("engine-release-counts-from-then-on", "after one release no delivery of the message counts")

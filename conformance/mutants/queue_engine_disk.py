@@ -7,7 +7,6 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.queue_engine import after, forget
-from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -103,7 +102,7 @@ def last_try_lost_at_restart(patch: Patch) -> None:
 
 @mutant("engine-last-try-repeated-at-restart", "after a restart a message is delivered more often than it may be")
 def last_try_repeated_at_restart(patch: Patch) -> None:
-    forget(patch, dispatcher, "exhausted_reason")
+    forget(patch, ConsumerGroup, "gives_up")
 
 
 @mutant("engine-settled-before-sync", "an fsync queue confirms settlements when they are written")

@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
-from assay.reference_broker.queues.delivery import dispatcher, settlement
+from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups import group
@@ -199,8 +199,7 @@ def offset_0(patch: Patch) -> None:
 
 
 def _exhausted(patch: Patch, instead: Callable[[RetryConfig, int, float], str | None]) -> None:
-    for module in (group, dispatcher):
-        patch.replace(module, "exhausted_reason", instead)
+    patch.replace(group, "exhausted_reason", instead)
 
 
 @mutant("queue-retries-for-ever", "the number of retries has no limit")

@@ -9,6 +9,7 @@ from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.state import (
     GONE,
     NEVER,
+    SLACK_S,
     Copy,
     Fate,
     Group,
@@ -216,12 +217,22 @@ class Books:
         """Nobody may get it from now on."""
         message.ended, message.why = clauses, why
 
-    def _failed(self, copy: Copy, count: int, at: float, by: float) -> set[Spot]:
-        """What a failed delivery may become."""
+    def _failed(self, copy: Copy, count: int, at: float, by: float, since: float = NEVER) -> set[Spot]:
+        """What a delivery may become that fails now, or failed between ``since`` and now."""
         plan = copy.group.queue.plan
-        if copy.group.is_dead or count <= plan.max_retries:
-            return {Spot(Kind.READY, count, at, by)}
-        return {Spot(Kind.DEAD, count) if plan.dead_letters else GONE}
+        again, over = Spot(Kind.READY, count, at, by), Spot(Kind.DEAD, count) if plan.dead_letters else GONE
+        if copy.group.is_dead:
+            return {again}
+        if count > plan.max_retries:
+            return {over}
+        if not plan.total_timeout_s:
+            return {again}
+        message = copy.message
+        # From when on one counts that waited, or was in a transaction, is not said.
+        is_open = message.delay_s > 0 or message.transaction is not None
+        ends = message.published_at + plan.total_timeout_s
+        found = {again} if is_open or min(since, self.now) < ends + SLACK_S else set()
+        return found | ({over} if self.now >= ends - SLACK_S else set())
 
     # Spots
 

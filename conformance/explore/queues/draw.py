@@ -23,6 +23,8 @@ _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
 _NEARLY_S = 40
 """What waits for the short time is due soon after it."""
+_AGED = 3
+"""Of eleven lives, the one in which messages become too old for a retry."""
 _ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
 _CHANGES: tuple[dict[str, Any], ...] = (
     *({"key": key} for key in _KEYS),
@@ -422,6 +424,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
         steps += _Tail(draw, stream).steps()
     elif number % 3 == 2 and stream.choice((True, False)) and draw.bent.restart and draw.bent.clock:
         steps += _Waits(draw, stream).steps()
+    if number % 11 == _AGED:
+        queues = tuple(msgspec.structs.replace(queue, total_timeout_s=TIMES_S[0]) for queue in queues)
     return plan.QueueLife(
         queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(steps)
     )

@@ -28,6 +28,8 @@ class QueuePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_retries: int = 50
     backoff_s: int = 0
     """Of the first retry that waits; doubled up to four times that. 0: nacks do not wait, timeouts wait a little."""
+    total_timeout_s: int = 0
+    """What fails when it is older becomes a dead letter, whatever retries are left."""
     dead_letters: bool = True
     max_depth: int = 0
     max_bytes: int = 0

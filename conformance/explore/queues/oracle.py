@@ -375,7 +375,8 @@ class Oracle(Limits, Settlements):
                 spots.add(spot)
                 continue
             wait = copy.group.queue.wait_s(spot.deliveries)
-            spots |= self._failed(copy, spot.deliveries, spot.at + wait[0], self.now + wait[1] + SLACK_S)
+            late_by = self.now + wait[1] + SLACK_S
+            spots |= self._failed(copy, spot.deliveries, spot.at + wait[0], late_by, spot.at)
             if spot.by > self.now:
                 spots.add(spot)
             copy.failed_round = self.round

@@ -19,7 +19,7 @@ RETAINED_S = 10**8
 def settings_of(queue: Queue) -> dict[str, Any]:
     """The request that creates it."""
     fields = queue.plan
-    retry: dict[str, Any] = {"max_retries": fields.max_retries, "total_timeout_s": RETAINED_S}
+    retry: dict[str, Any] = {"max_retries": fields.max_retries, "total_timeout_s": fields.total_timeout_s or RETAINED_S}
     if fields.backoff_s:
         retry |= {"initial_backoff_s": fields.backoff_s, "max_backoff_s": 4 * fields.backoff_s, "multiplier": 2}
         retry["nack_immediately"] = False

@@ -16,7 +16,6 @@ from assay.reference_broker.queues.groups.pending import (
     GroupPartition,
     PendingEntry,
 )
-from assay.reference_broker.queues.groups.retry import exhausted_reason
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.address import receipt_of
@@ -237,12 +236,13 @@ class Dispatcher:
     def _ready_since(self, place: GroupPartition, now: float) -> float | None:
         """When the message that a place would deliver next came to the queue; None when there is none."""
         entry = place.first_waiting() if place.waiting else None
-        if entry is not None and entry.deadline <= now:
-            return entry.enqueued_at if entry.enqueued_at != NEVER else now
         partition = place.partition
-        offset = place.cursor if partition.lanes is None else partition.lanes.next_in(place.lane, place.cursor)
-        if offset >= partition.visible_end or (entry is not None and place.holds_back):
-            return None
+        if entry is not None and entry.deadline <= now:
+            offset = entry.offset
+        else:
+            offset = place.cursor if partition.lanes is None else partition.lanes.next_in(place.lane, place.cursor)
+            if offset >= partition.visible_end or (entry is not None and place.holds_back):
+                return None
         stored = partition.get(offset)
         return stored.enqueued_at if stored is not None else now
 
@@ -467,10 +467,7 @@ class Dispatcher:
             group.remove(entry, None)
             return False
         entry.enqueued_at = stored.enqueued_at
-        reason = exhausted_reason(group.config.retry, entry.delivery_count - entry.released, 0.0)
-        if reason is not None and not group.keeps_exhausted:
-            # Only after a restart: it was to be dead-lettered when the broker stopped.
-            group.dead_letter(entry, reason, now, None)
+        if group.gives_up(entry, stored, now):
             return False
         due, is_first = entry.deadline, not entry.delivery_count
         if is_first:

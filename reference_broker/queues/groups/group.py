@@ -390,6 +390,20 @@ class ConsumerGroup(GroupState):
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
         self._wait(entry, now)
 
+    def gives_up(self, entry: PendingEntry, stored: StoredMessage, now: float) -> bool:
+        """What waits becomes a dead letter when its last delivery had failed for good; that happens after a restart."""
+        age_s = entry.lost_at - stored.enqueued_at if entry.lost_at else 0.0
+        reason = exhausted_reason(self.config.retry, entry.delivery_count - entry.released, age_s)
+        if reason is not None and not self.keeps_exhausted:
+            self.dead_letter(entry, reason, now, None)
+            return True
+        if entry.lost_at:
+            # The next start knows that it failed now, not then.
+            self.log.expire(entry.place.number, entry.offset, int(entry.lost_at * 1000))
+            self.agenda.groups_to_write[self] = None
+            entry.lost_at = 0.0
+        return False
+
     def give_back(self, entry: PendingEntry, now: float, on_done: Confirm | None) -> None:
         """Its consumer has not tried it: it is ready at once, and its next delivery has the number of this one.
 

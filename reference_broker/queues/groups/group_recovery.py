@@ -45,10 +45,13 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         entry.claimed_at = entry.first_delivered_at = seconds_of(record.claimed_at_ms)
         due_at = record.due_at_ms / 1000
         # No longer than it was to wait when it was set: the clock may have been set back since.
-        entry.deadline = min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else group.ready_since(now)
+        due_at = min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else now
+        entry.deadline = due_at if due_at > now else group.ready_since(due_at)
         entry.last_consumer = record.consumer
         # What was on its way to the dead letters without a delivery comes for the first time.
         entry.released = not record.consumer and record.delivery_count == 1
+        if not record.due_at_ms and not entry.released:
+            entry.lost_at = now
         place.pending[record.offset] = entry
         group.unsettled += 1
         group.wait_again(entry, now)

@@ -315,6 +315,7 @@ def pending_records(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
                 entry.offset,
                 entry.consumer.consumer_id if entry.consumer is not None else entry.last_consumer,
                 int(entry.claimed_at * 1000),
-                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
+                # What is ready may have 0 for a deadline, which means here that a consumer has it.
+                max(1, int(entry.deadline * 1000)) if entry.state is EntryState.WAITING and not entry.lost_at else 0,
                 entry.logged_count,
             )

@@ -167,11 +167,14 @@ class PendingEntry(msgspec.Struct, eq=False):
     last_consumer: str = ""
     """Who had it before its delivery ended."""
     enqueued_at: float = float("inf")
-    """Unknown after a restart until the message is read."""
+    """Unknown after a restart until the message is delivered."""
     nonce: int = -1
     """Of the receipt of its last delivery; -1 = it has none."""
     released: bool = False
     """Its consumer gave it back untried: the next delivery has the number of the last one."""
+    lost_at: float = 0.0
+    """A start found it with a consumer, then: its delivery failed by that, and nobody has looked yet whether it was the
+    last. 0 = none did."""
 
     @property
     def logged_count(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
-from assay.reference_broker.queues.groups.retry import exhausted_reason
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.stored_message import HIDDEN
@@ -207,7 +206,7 @@ class TimeToLive:
                         break
                     if stored is not None and stored.expires_at <= now:
                         self.expire_entry(group, entry, stored, now)
-                    elif stored is not None:
+                    elif stored is not None and not (entry.lost_at and group.gives_up(entry, stored, now)):
                         next_at = min(next_at, stored.expires_at)
         return next_at
 
@@ -222,10 +221,7 @@ class TimeToLive:
             group.counts.unreadable += 1
             group.discard(entry, "unreadable")
             return
-        reason = exhausted_reason(group.config.retry, entry.delivery_count - entry.released, 0.0)
-        if reason is not None and not group.keeps_exhausted:
-            # Only after a restart: its last delivery had failed before that.
-            group.dead_letter(entry, reason, now, None)
+        if group.gives_up(entry, stored, now):
             return
         if self.to_dead_letters:
             group.dead_letter(entry, TTL_EXPIRED, now, None)
