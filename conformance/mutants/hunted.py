@@ -331,18 +331,18 @@ def clock_is_fast_by_a_second(patch: Patch) -> None:
     patch.wrap(Clock, "__init__", make)
 
 
-_WAITS, _IS_READY = "min(due_at, now + max(0.0, due_at - entry.claimed_at))", "else group.ready_since(now)"
+_WAITS, _IS_READY = "min(due_at, now + max(0.0, due_at - entry.claimed_at))", "if due_at else now"
 
 
 @mutant("hunt-timeouts-outlive-the-clock", "what was held before a restart comes back at the time that was set")
 def timeouts_outlive_the_clock(patch: Patch) -> None:
-    held = "else entry.claimed_at + group.config.delivery_timeout_s"
+    held = "if due_at else entry.claimed_at + group.config.delivery_timeout_s"
     patch.rewrite(group_recovery, "recover", _IS_READY, held)
 
 
 @variation("hunt-timeouts-begin-again", "what consumers held before a restart comes back a whole timeout after it")
 def timeouts_begin_again(patch: Patch) -> None:
-    held = "else now + group.config.delivery_timeout_s"
+    held = "if due_at else now + group.config.delivery_timeout_s"
     patch.rewrite(group_recovery, "recover", _IS_READY, held)
 
 
