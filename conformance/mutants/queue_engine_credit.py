@@ -12,7 +12,9 @@ from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups import group_state
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import Consumer, PendingEntry
+from assay.reference_broker.queues.groups.retry import exhausted_reason
 from assay.reference_broker.queues.jobs.store import PendingRecord
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
 
 
 @mutant("engine-credit-ignored", "a consumer is given all that it may hold, whatever its credit")
@@ -91,11 +93,14 @@ def release_counts(patch: Patch) -> None:
 @mutant("engine-release-fails-for-good", "what is given back untried after the last failure is given up")
 def release_fails_for_good(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def gives_up(self: ConsumerGroup, entry: PendingEntry, *args: Any) -> bool:
-            released, entry.released = entry.released, False
-            given_up: bool = original(self, entry, *args)
-            entry.released = released
-            return given_up
+        def gives_up(self: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> bool:
+            count = entry.delivery_count - entry.released
+            # It is higher by one here than what is asked about.
+            reason = exhausted_reason(self.config.retry, count + (count > 0), 0.0)
+            if reason is None or self.keeps_exhausted:
+                return bool(original(self, entry, stored, now))
+            self.dead_letter(entry, reason, now, None)
+            return True
 
         return gives_up
 

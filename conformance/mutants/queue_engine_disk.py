@@ -85,19 +85,17 @@ def recovery_trusts_the_group(patch: Patch) -> None:
 @mutant("engine-last-try-lost-at-restart", "a message that is to be dead-lettered after a restart is given up")
 def last_try_lost_at_restart(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def redeliver(self: Dispatcher, entry: PendingEntry, *args: Any) -> bool:
-            holder = self._group
-            reason = exhausted_reason(holder.config.retry, entry.delivery_count, 0.0)
-            if reason is None or holder.keeps_exhausted:
+        def gives_up(self: ConsumerGroup, entry: PendingEntry, *args: Any) -> bool:
+            reason = exhausted_reason(self.config.retry, entry.delivery_count, 0.0)
+            if reason is None or self.keeps_exhausted:
                 return bool(original(self, entry, *args))
-            entry.place.pop_waiting()
-            holder.counts.discarded += 1
-            holder.discard(entry, reason)
-            return False
+            self.counts.discarded += 1
+            self.discard(entry, reason)
+            return True
 
-        return redeliver
+        return gives_up
 
-    patch.wrap(Dispatcher, "redeliver", make)
+    patch.wrap(ConsumerGroup, "gives_up", make)
 
 
 @mutant("engine-last-try-repeated-at-restart", "after a restart a message is delivered more often than it may be")
