@@ -53,9 +53,9 @@ _REWRITES: dict[str, Row] = {
     "amqp-no-ack-kept": (
         "what needs no acknowledgement waits for one",
         Consuming,
-        "deliver",
-        "if consumer.no_ack:",
-        "if consumer.no_ack and not consumer.tag:",
+        "consume",
+        "consumer = self._new_consumer(record, tag, no_ack=no_ack)",
+        "no_ack = False; consumer = self._new_consumer(record, tag, no_ack=no_ack)",
     ),
     "amqp-requeue-ignored": (
         "a rejected message is dropped though it should be available again",
@@ -216,9 +216,9 @@ _REWRITES: dict[str, Row] = {
     "amqp-get-ok-counts-nothing": (
         "Get-Ok says that no message is left",
         Consuming,
-        "deliver",
-        "ready = channel.service.ready_count(channel.vhost, consumer.record.name)",
-        "ready = 0",
+        "deliver_run",
+        'max(0, left).to_bytes(_SIZE_BYTES, "big")',
+        "bytes(_SIZE_BYTES)",
     ),
     # Channels and frames
     "amqp-bodies-cut": (

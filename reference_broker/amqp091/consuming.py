@@ -194,7 +194,7 @@ class Consuming:
             options=options,
             on_end=lambda: service.queue_ended(vhost, name),
             # Of a stream each delivery says its offset.
-            deliver_run=None if consumer.is_stream else lambda run: self._deliver_run(consumer, run),
+            deliver_run=None if consumer.is_stream else lambda run: self.deliver_run(consumer, run),
             settles_at_once=no_ack,
         )
         self._consumers[tag] = consumer
@@ -289,7 +289,7 @@ class Consuming:
                 GROUP,
                 lambda delivery: self.deliver(took, delivery),
                 now,
-                deliver_run=lambda run: self._deliver_run(took, run),
+                deliver_run=lambda run: self.deliver_run(took, run),
                 credit=0,
             )
         asking = getter.consumer
@@ -361,7 +361,7 @@ class Consuming:
         header = header_of(len(body), properties, connection.frame_max_bytes)
         connection.send(content_frames(channel.number, header, body, connection.frame_max_bytes))
 
-    def _deliver_run(self, consumer: AmqpConsumer, run: DeliveryRun) -> int:
+    def deliver_run(self, consumer: AmqpConsumer, run: DeliveryRun) -> int:
         """See :class:`DeliverRun`: those in front that came over AMQP and fit into one body frame each, while there is
         room."""
         channel, unsettled = self._channel, self._unsettled

@@ -193,7 +193,7 @@ PLANTED: dict[str, tuple[Patch, str]] = {
 def test_a_planted_bug_is_found_shrunk_and_repeated(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plant, signature = PLANTED[name]
     plant(monkeypatch)
-    outcome = campaign.run(SEED, 60_000, shrink_for_s=3.0)
+    outcome = campaign.run(SEED, 120_000, shrink_for_s=3.0)
     assert outcome.failure is not None, f"{name} was not found in {outcome.packets} packets"
     assert outcome.failure.signature.startswith(signature), outcome.failure
     assert outcome.replay is not None

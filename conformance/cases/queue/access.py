@@ -155,11 +155,16 @@ def _judge(ctx: CaseContext, asker: _Asker, what: str, code: int, *, may: bool) 
 async def _ask(ctx: CaseContext, asker: _Asker) -> None:
     model, (topics, filters) = _Model(_RULES, asker), _questions(asker, Random(asker.client_id))
     client = await _connect(ctx, asker)
-    for topic in topics:
-        client.send(Publish(topic=topic, qos=1, packet_id=client.next_packet_id()))
-    for topic in topics:
+    asked = {client.next_packet_id(): topic for topic in topics}
+    for packet_id, topic in asked.items():
+        client.send(Publish(topic=topic, qos=1, packet_id=packet_id))
+    codes = dict[int, int]()
+    for _ in asked:  # in whatever order they come
         puback = await client.expect(Puback, skipping=(Publish,))
-        _judge(ctx, asker, f"a publish to {topic!r}", puback.reason_code, may=model.may_publish(topic))
+        codes[puback.packet_id] = puback.reason_code
+    ctx.must(codes.keys() == asked.keys(), "each publish has its PUBACK")
+    for packet_id, topic in asked.items():
+        _judge(ctx, asker, f"a publish to {topic!r}", codes[packet_id], may=model.may_publish(topic))
     entries = tuple(Subscription(filter=each, qos=0) for each in filters)
     client.send(Subscribe(packet_id=client.next_packet_id(), subscriptions=entries))
     suback = await client.expect(Suback, skipping=(Publish,))
