@@ -76,7 +76,7 @@ class Group:
         self.gone: set[bytes] = set()
         """Settled for good."""
         self.exhausted: list[Held] = []
-        """Held at a restart for the last time: dead letters as soon as somebody asks for them."""
+        """Held at a restart for the last time: dead letters soon after it, whoever is there."""
 
     def fail(self, held: Held) -> None:
         """Its delivery failed."""
@@ -212,8 +212,6 @@ class Life:
         request = p.SubscriptionRequest(topic_filter="$queue/q", qos=1)
         properties = p.Properties(user_property=(("consumer-group", name),))
         client.send(p.Subscribe(packet_id=1, requests=(request,), properties=properties))
-        while group.exhausted:
-            group.bury(group.exhausted.pop())
 
     def leave(self) -> None:
         members = [(group, name) for group in self.groups.values() for name in group.members]
@@ -281,6 +279,10 @@ class Life:
         self.taken = self.refused = 0
         self.disk.unlock()
         self.start()
+        self.world.wait(2.0)
+        for group in self.groups.values():
+            while group.exhausted:
+                group.bury(group.exhausted.pop())
 
     # -- what is so ------------------------------------------------------------------------------------------------
 
