@@ -373,13 +373,16 @@ def drain(folder: Path, ledger: Ledger) -> int:
 
     now = time.time()
     engine.subscribe(QUEUE.name, pattern="", group=GROUP, consumer_id="c", deliver=deliver, now=now)
-    engine.dispatch(now)
-    engine.close(now)
+    # A turn does bounded work, and what failed may wait for a moment: two seconds of turns.
+    for turn in range(200):
+        engine.dispatch(now + turn / 100)
+    stats = engine.stats(QUEUE.name)
+    engine.close(now + 2)
     settled = {ledger.seen[place] for place in ledger.tried if place in ledger.seen}
     missing = ledger.confirmed - settled - set(delivered.values())
     if missing:
         raise WrongError(
-            f"{len(missing)} confirmed messages that nobody settled never come, the first is {min(missing)}"
+            f"{len(missing)} confirmed messages that nobody settled never come, the first is {min(missing)}: {stats}"
         )
     return len(delivered)
 
