@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -91,18 +91,27 @@ class Control:
             ]
             self._exchange(self._ready(), packets, Puback)
 
-    def figures(self) -> dict[str, str]:
-        """What ``$SYS`` topics below ``broker/`` say at this moment. Raises :class:`TargetUnreachableError`."""
-        entries = (Subscription(filter=f"{_FIGURES}#", qos=0),)
-        asked: list[Packet] = [
-            Subscribe(packet_id=1, subscriptions=entries),
-            Unsubscribe(packet_id=2, filters=(entries[0].filter,)),
-        ]
-        found = self._exchange(self._ready(), asked[:1], Suback)
-        found += self._exchange(self._ready(), [Pingreq()], Pingresp)
-        self._exchange(self._ready(), asked[1:], Unsuback)
-        publishes = [packet for packet in found if isinstance(packet, Publish)]
-        return {packet.topic.removeprefix(_FIGURES): packet.payload.decode() for packet in publishes}
+    def figures(self, names: Collection[str], wait_s: float) -> dict[str, str]:
+        """What ``$SYS`` topics of these names below ``broker/`` say at this moment; without what does not come in time.
+
+        Any order is legal between them and other answers. Raises :class:`TargetUnreachableError`.
+        """
+        deadline = time.monotonic() + wait_s
+        filters = tuple(f"{_FIGURES}{name}" for name in names)
+        entries = tuple(Subscription(filter=topic, qos=0) for topic in filters)
+        told: dict[str, str] = {}
+        found = self._exchange(self._ready(), [Subscribe(packet_id=1, subscriptions=entries)], Suback)
+        while True:
+            told |= {
+                packet.topic.removeprefix(_FIGURES): packet.payload.decode()
+                for packet in found
+                if isinstance(packet, Publish) and packet.topic in filters
+            }
+            if len(told) == len(filters) or time.monotonic() > deadline:
+                break
+            found = self._exchange(self._ready(), [Pingreq()], Pingresp)
+        self._exchange(self._ready(), [Unsubscribe(packet_id=2, filters=filters)], Unsuback)
+        return told
 
     def end_session(self, client_id: str) -> None:
         """Connect as this client with a clean start, and leave."""

@@ -38,8 +38,8 @@ class Held:
         self._is_open = False
         """A life has begun, and has not come to its end."""
 
-    def begin(self, control: Control) -> None:
-        """A life begins: what is held now is for nobody.
+    def begin(self, control: Control, patience_s: float) -> None:
+        """A life begins: what is held now is for nobody. What is not told now is not asked for again.
 
         One that was broken off leaves sessions that go at any time: nothing more is said of this broker then.
         """
@@ -47,20 +47,24 @@ class Held:
             self._names = ()
         self._is_open = True
         if self._names and self._before is None:
-            self._before = control.figures()
+            self._before = control.figures(self._names, patience_s)
+            self._names = tuple(self._before)
 
     def end(self, control: Control, patience_s: float) -> None:
-        """Its clients are gone, and all that it left was removed. Raises :class:`ViolationError`."""
+        """Its clients are gone, and all that it left was removed; what is not told is unknown, not wrong.
+
+        Raises :class:`ViolationError`.
+        """
         self._is_open = False
         deadline = time.monotonic() + patience_s
         before, self._before = self._before if self._names else None, None
         while before is not None:
-            after = control.figures()
-            wrong = [name for name in self._names if after.get(name) != before.get(name)]
+            after = control.figures(self._names, patience_s)
+            wrong = [name for name, figure in after.items() if figure != before[name]]
             if not wrong:
                 self._before = before
                 return
             if time.monotonic() > deadline:
-                text = "; ".join(f"{name} {after.get(name)}, before {before.get(name)}" for name in wrong)
+                text = "; ".join(f"{name} {after[name]}, before {before[name]}" for name in wrong)
                 raise ViolationError(Rule.FIGURES, 5, text, waited=True)
             time.sleep(_POLL_S)

@@ -156,7 +156,7 @@ class Player(Sockets):
             for index, client in enumerate(life.clients)
             if client.will is not None and index in used
         }
-        self._held.begin(self.control)
+        self._held.begin(self.control, self.patience_s)
         try:
             if wills:
                 observer = self._wire(_OBSERVER)

@@ -106,7 +106,7 @@ class QueuePlayer(NumberedRequests):
     def play(self, life: plan.QueueLife) -> None:
         """Play a life and its audit. Raises :class:`ViolationError`, :class:`TargetUnreachableError`."""
         self._begin(life)
-        self._held.begin(self.control)
+        self._held.begin(self.control, self.patience_s)
         try:
             self.oracle.now = self.now
             for queue in self.oracle.queues:

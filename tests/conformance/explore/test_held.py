@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import cast
 
 import pytest
@@ -12,19 +13,21 @@ from assay.conformance.explore.rules import Rule, ViolationError
 
 
 class Figures:
-    """A control connection of a broker that says one thing after the other, and the last for good."""
+    """A control connection of a broker that says one thing after the other, and the last for good; nothing below 0."""
 
     def __init__(self, *values: int) -> None:
         self.values = list(values)
 
-    def figures(self) -> dict[str, str]:
+    def figures(self, names: Collection[str], wait_s: float) -> dict[str, str]:
+        assert wait_s
         value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
-        return {"store/messages/bytes": str(value), "uptime": str(len(self.values))}
+        told = {"store/messages/bytes": str(value), "uptime": str(len(self.values))}
+        return {name: told[name] for name in names if value >= 0 and name in told}
 
 
 def life(held: Held, *values: int) -> None:
     control = cast("Control", Figures(*values))
-    held.begin(control)
+    held.begin(control, 0.05)
     held.end(control, 0.05)
 
 
@@ -41,11 +44,15 @@ def test_what_stays_is_a_finding_once() -> None:
     life(held, 70)
 
 
+def test_what_is_not_told_in_time_is_unknown() -> None:
+    life(Held(("store/messages/bytes", "of nobody")), 0, -1)
+
+
 def test_a_broker_that_does_not_tell_is_not_asked() -> None:
     life(Held(()), 0, 70)
 
 
 def test_a_life_that_was_broken_off_ends_the_questions() -> None:
     held = Held(("store/messages/bytes",))
-    held.begin(cast("Control", Figures(0)))
+    held.begin(cast("Control", Figures(0)), 0.05)
     life(held, 0, 70)
