@@ -150,7 +150,9 @@ class Reach:
                 for mutant in self._mutants
                 if mutant.module == module
             }
-            without_probe |= with_probes((ROOT / module).read_text(encoding="utf-8"), mine, number)[1]
+            with self._lock:
+                # CPython 3.11 counts the depth of a tree once for all threads: two that parse at a time may fail.
+                without_probe |= with_probes((ROOT / module).read_text(encoding="utf-8"), mine, number)[1]
             modules[dotted(module)] = str(tree.root / "assay" / module), list(mine.items()), number
         planted = tree.root.parent / "probes.json"
         Probes(str(sink), modules).write(planted)
