@@ -13,7 +13,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import batch, log, log_opening, segment_scan
 from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
 from assay.reference_broker.storage.disk import Disk, DiskFile
@@ -251,7 +251,7 @@ def index_off_by_one(patch: Patch) -> None:
 
 @mutant("storage-index-believed", "what an index file says is not checked against the batches")
 def index_believed(patch: Patch) -> None:
-    def is_right(self: Segment, number: int, window: Window | None = None) -> bool:
+    def is_right(self: Segment, number: int, window: Window) -> bool:
         return True
 
     patch.replace(Segment, "is_right", is_right)
@@ -279,14 +279,3 @@ def time_index_believed(patch: Patch) -> None:
         return offset_at
 
     patch.wrap(Segment, "offset_at", make)
-
-
-@mutant("storage-read-back-inclusive", "reading back from an offset begins with the record at it")
-def read_back_inclusive(patch: Patch) -> None:
-    def make(original: Callable[..., list[LogRecord]]) -> Callable[..., list[LogRecord]]:
-        def read_back(self: SegmentedLog, before_offset: int, limit: int) -> list[LogRecord]:
-            return original(self, before_offset + 1, limit)
-
-        return read_back
-
-    patch.wrap(SegmentedLog, "read_back", make)

@@ -433,11 +433,6 @@ class SegmentedLog:
                 yield record
             start_offset = records[-1].offset + 1
 
-    def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
-        """The last ``limit`` records below an offset, newest first. Raises :class:`LogError`."""
-        self._show_buffer()
-        return self._reader.read_back(before_offset, limit)
-
     def offset_at(self, timestamp_ms: int) -> int:
         """Offset of the first record that is not earlier than a time; ``next_offset`` when all are.
 

@@ -55,20 +55,6 @@ class LogReader:
             self.report(segment, damages)
         return records
 
-    def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
-        """See :meth:`SegmentedLog.read_back`."""
-        records: list[LogRecord] = []
-        for segment in reversed(self._segments):
-            if len(records) >= limit:
-                break
-            if segment.base_offset >= before_offset or segment.end_offset == segment.base_offset:
-                continue
-            with self._reads(segment):
-                found, damages = segment.read_back(before_offset, limit - len(records))
-            records += found
-            self.report(segment, damages)
-        return records
-
     def offset_at(self, timestamp_ms: int) -> int | None:
         """See :meth:`SegmentedLog.offset_at`; None when every record is earlier."""
         for segment in self._segments:

@@ -166,13 +166,10 @@ class Segment:
         self.has_index_files = True
         return True
 
-    def is_right(self, number: int, window: Window | None = None) -> bool:
+    def is_right(self, number: int, window: Window) -> bool:
         """Whether the batch that an entry of the offset index names is there."""
         relative_offset, position = self.indexes()[0].entry(number)
-        if number < 0 or self._is_proven:
-            return True
-        window = window or Window(self.file(), size=self.size, read_bytes=HEADER_BYTES)
-        return self._batch_starts(window, position, relative_offset)
+        return number < 0 or self._is_proven or self._batch_starts(window, position, relative_offset)
 
     def _batch_starts(self, window: Window, position: int, relative_offset: int) -> bool:
         """Whether a batch header with that offset is where an index says."""
@@ -355,28 +352,6 @@ class Segment:
                 break
         return records, damages
 
-    def read_back(self, before_offset: int, limit: int) -> tuple[list[LogRecord], list[Damage]]:
-        """The last ``limit`` records below an offset, newest first, and damage met. Raises :class:`OSError`."""
-        offsets = self.indexes()[0]
-        records: list[LogRecord] = []
-        damages: list[Damage] = []
-        number = offsets.floor(max(0, before_offset - 1 - self.base_offset))
-        while len(records) < limit and number >= -1:
-            end = offsets.following_position(number)
-            if end is not None and not self.is_right(number + 1):
-                self.scan()
-                return self.read_back(before_offset, limit)
-            found = self._window_at(number, end)
-            if found is None:
-                return self.read_back(before_offset, limit)
-            window, least, position = found
-            window.size = self.size if end is None else end
-            piece, damaged = _decode_before(window, scan_batches(window, least, start=position), before_offset)
-            records += reversed(piece)
-            damages += damaged
-            number -= 1 if number else 2
-        return records[:limit], damages
-
     def offset_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record that is not earlier than a time; None when all are. Raises :class:`OSError`."""
         times = self.indexes()[1]
@@ -418,24 +393,3 @@ def _decode(
     """Records of a batch whose checksum was verified, from an offset on. Raises :class:`BatchError`."""
     data, at = window.locate(place.position, place.size)
     return decode_verified(decode_header(data, at), data, at=at, from_offset=from_offset, limit=limit, wanted=wanted)
-
-
-def _decode_before(
-    window: Window, walk: Iterator[BatchPlace | Damage], before_offset: int
-) -> tuple[list[LogRecord], list[Damage]]:
-    """All records below an offset, and damage met."""
-    records: list[LogRecord] = []
-    damages: list[Damage] = []
-    for found in walk:
-        if isinstance(found, Damage):
-            damages.append(found)
-        elif found.base_offset >= before_offset:
-            break
-        else:
-            try:
-                records += _decode(window, found)
-            except BatchError as error:
-                damages.append(Damage(start=found.position, end=found.position + found.size, problem=str(error)))
-    if records and records[-1].offset >= before_offset:
-        records = [record for record in records if record.offset < before_offset]
-    return records, damages

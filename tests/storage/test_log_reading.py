@@ -83,12 +83,10 @@ def answers(log: SegmentedLog, written: list[LogRecord]) -> None:
     while batch := log.read(everything[-1].offset + 1 if everything else 0, 10):
         everything += batch
     assert everything == written
-    assert log.read_back(end, end) == written[::-1]
     for offset in range(0, end, 7):
         assert log.get(offset) == written[offset]
         assert log.read(offset, 1)[0] == written[offset]
         assert list(log.read_range(offset, offset + 9)) == written[offset : offset + 9]
-        assert log.read_back(offset, 4) == written[max(0, offset - 4) : offset][::-1]
     times = sorted({record.timestamp_ms for record in written})
     for time_ms in (times[0] - 1, *times[::5], times[-1] + 1):
         assert log.offset_at(time_ms) == first_at(written, time_ms), time_ms
@@ -284,7 +282,6 @@ def test_right_indexes_keep_every_reading_small() -> None:
         for read in (
             lambda log, at: [log.get(at)],
             lambda log, at: log.read(at, 1)[:1],
-            lambda log, at: log.read_back(at + 1, 1),
             lambda log, at: log.read(log.offset_at(10 * at), 1)[:1],
         ):
             opened = open_log(disk, segment_bytes=10**7)
@@ -308,7 +305,6 @@ def test_damage_is_told_whichever_way_it_is_met(number: int) -> None:
     assert lost
     for read in (
         lambda log: list(log.read_range(0, len(written))),
-        lambda log: log.read_back(len(written), len(written))[::-1],
         lambda log: [found for found in map(log.get, range(len(written))) if found is not None],
     ):
         notes: list[str] = []
@@ -337,10 +333,8 @@ def test_reads_outside_the_log() -> None:
     assert log.get(20) is None
     assert list(log.read_range(15, 1_000)) == written[15:]
     assert list(log.read_range(9, 9)) == []
-    assert log.read_back(0, 10) == []
-    assert log.read_back(10_000, 1) == written[-1:]
     empty = open_log(MemoryDisk())
-    assert (empty.read(0, 1), empty.get(0), empty.read_back(9, 1), empty.offset_at(0)) == ([], None, [], 0)
+    assert (empty.read(0, 1), empty.get(0), empty.offset_at(0)) == ([], None, 0)
 
 
 def test_only_some_sealed_indexes_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +343,7 @@ def test_only_some_sealed_indexes_stay_in_memory(monkeypatch: pytest.MonkeyPatch
     log = open_log(disk, segment_bytes=200)
     written = fill(log, list(range(300)), random.Random(3))
     sync(log)
-    log.read_back(len(written), len(written))
+    assert list(log.read_range(0, len(written))) == written
     assert len(log.segments) > 100
     assert sum(segment.is_loaded for segment in log.segments) <= 18
     answers(log, written)

@@ -82,7 +82,7 @@ def test_in_memory_all_that_is_written_counts_as_durable(buffer_bytes: int) -> N
     assert not log.needs_sync
 
 
-@pytest.mark.parametrize("how", ["flush", "read", "sync", "roll", "close", "back", "get", "time"])
+@pytest.mark.parametrize("how", ["flush", "read", "sync", "roll", "close", "get", "time"])
 def test_what_is_buffered_is_written_when_it_matters(how: str) -> None:
     disk = MemoryDisk()
     log = open_log(disk, write_buffer_bytes=10_000)
@@ -94,7 +94,6 @@ def test_what_is_buffered_is_written_when_it_matters(how: str) -> None:
         "sync": lambda: sync(log),
         "roll": log.roll,
         "close": log.close,
-        "back": lambda: log.read_back(2, 1),
         "get": lambda: log.get(1),
         "time": lambda: log.offset_at(0),
     }
