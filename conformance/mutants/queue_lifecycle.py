@@ -10,7 +10,7 @@ from assay.reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
 from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
-from assay.reference_broker.queues.groups import group
+from assay.reference_broker.queues.groups import group, group_recovery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import Consumer, EntryState, PendingEntry
 from assay.reference_broker.queues.groups.retry import exhausted_reason
@@ -210,6 +210,55 @@ def retries_for_ever(patch: Patch) -> None:
 @mutant("queue-total-time-ignored", "the total time for retries has no effect")
 def total_time_ignored(patch: Patch) -> None:
     _exhausted(patch, lambda retry, count, _age_s: exhausted_reason(retry, count, 0.0))
+
+
+@mutant("queue-age-unknown-at-first", "the total time has no effect on a first delivery")
+def unknown_at_first(patch: Patch) -> None:
+    def make(original: _Retry) -> _Retry:
+        def retry(self: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            if entry.delivery_count == 1:
+                entry.enqueued_at = float("inf")
+            original(self, entry, *rest)
+
+        return retry
+
+    patch.wrap(ConsumerGroup, "retry", make)
+
+
+@mutant("queue-age-forgiven-at-a-start", "what consumers held when the broker was killed comes again, however old")
+def forgiven_at_a_start(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def gives_up(self: ConsumerGroup, entry: PendingEntry, *rest: Any) -> bool:
+            entry.lost_at = 0.0
+            return original(self, entry, *rest)
+
+        return gives_up
+
+    patch.wrap(ConsumerGroup, "gives_up", make)
+
+
+@mutant(
+    "queue-age-begins-with-a-start",
+    "the age of what consumers held when the broker was killed begins with the next start",
+)
+def begins_with_a_start(patch: Patch) -> None:
+    def make_recover(original: Callable[..., None]) -> Callable[..., None]:
+        def recover(taken_up: ConsumerGroup, now: float, **named: Any) -> None:
+            original(taken_up, now, **named)
+            known.update((entry, now) for place in taken_up.every_place for entry in place.pending.values())
+
+        return recover
+
+    def make_retry(original: _Retry) -> _Retry:
+        def retry(self: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            entry.enqueued_at = max(entry.enqueued_at, known.get(entry, 0.0))
+            original(self, entry, *rest)
+
+        return retry
+
+    known: dict[PendingEntry, float] = {}
+    patch.wrap(group_recovery, "recover", make_recover)
+    patch.wrap(ConsumerGroup, "retry", make_retry)
 
 
 @mutant("queue-backoff-without-cap", "the wait before a retry grows without limit")

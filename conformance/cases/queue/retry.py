@@ -6,12 +6,15 @@ from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.queue.support import (
     consume,
     count_of,
+    deliveries,
     expect_dead_letters,
     new_queue,
     property_of,
     publish,
+    publish_with,
     settle,
 )
+from assay.conformance.wire import Subscription
 
 _BACKOFF = {
     "queues": {
@@ -28,6 +31,7 @@ _BACKOFF = {
     }
 }
 _TWO_RETRIES = {"queues": {"defaults": {"retry": {"max_retries": 2}}}}
+_TOTAL_60_S = {"queues": {"defaults": {"delivery_timeout_s": 1_000, "retry": {"total_timeout_s": 60}}}}
 
 
 @case(
@@ -195,7 +199,7 @@ async def timeouts_counted(ctx: CaseContext) -> None:
     requires=("queues", "clock"),
     mutant="queue-total-time-ignored",
     near_miss="queue-one-batch-per-message",
-    settings={"queues": {"defaults": {"delivery_timeout_s": 1_000, "retry": {"total_timeout_s": 60}}}},
+    settings=_TOTAL_60_S,
 )
 async def total_time(ctx: CaseContext) -> None:
     """A message that fails after its total time is a dead letter, however few retries it had.
@@ -214,6 +218,75 @@ async def total_time(ctx: CaseContext) -> None:
     await settle(ctx, consumer, queue, "nack", second)
     await consumer.expect_nothing()
     await expect_dead_letters(ctx, queue, b"message")
+
+
+@case(
+    "queue/retry/total-time-of-first-deliveries",
+    clauses=("Q-RETRY-06",),
+    requires=("queues", "clock"),
+    mutant="queue-age-unknown-at-first",
+    near_miss="queue-one-batch-per-message",
+    settings=_TOTAL_60_S,
+)
+async def total_time_at_first(ctx: CaseContext) -> None:
+    """The total time also ends with a first delivery, whatever the group wants and however that fails.
+
+    A group of all messages and one of some routing keys hold two messages for 70 s, with a total time of 60 s. One is
+    refused, the consumer of the other is lost: none comes again, and each is a dead letter for both groups.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    for payload in (b"refused", b"lost"):
+        await publish_with(publisher, queue, payload, path="eu/1")
+    paths = {"all": "", "some": "eu/#"}
+    holders = [await consume(ctx, queue, group=group, name=group, path=path) for group, path in paths.items()]
+    held = [[await holder.expect_publish(payload=payload) for payload in (b"refused", b"lost")] for holder in holders]
+    others = [await consume(ctx, queue, group=group, name=f"{group} too", path=path) for group, path in paths.items()]
+    await ctx.advance(70)
+    for holder, (refused, _) in zip(holders, held, strict=True):
+        await settle(ctx, holder, queue, "nack", refused)
+        await holder.expect_nothing()
+        holder.abort()
+    reader = await ctx.connect(version=5, name="dead letters")
+    await reader.subscribe(Subscription(filter=f"$dlq/{queue}", qos=1))
+    letters = sorted(letter.payload for letter in await deliveries(reader, at_least=4))
+    wanted = [b"lost", b"lost", b"refused", b"refused"]
+    ctx.must(letters == wanted, f"dead letters: expected {wanted}; seen {letters}")
+    for other in others:
+        await other.expect_nothing()
+
+
+@case(
+    "queue/retry/total-time-over-a-restart",
+    clauses=("Q-RETRY-06",),
+    requires=("queues", "clock", "restart"),
+    mutant="queue-age-forgiven-at-a-start",
+    kills=("queue-age-begins-with-a-start",),
+    near_miss="queue-one-batch-per-message",
+    settings=_TOTAL_60_S,
+    limit_s=20.0,
+)
+async def total_time_over_a_restart(ctx: CaseContext) -> None:
+    """The age of a message goes on over kill -9, which fails what consumers hold.
+
+    With a total time of 60 s a consumer holds one message for 70 s and one for 30 s as the broker is killed. The older
+    one is a dead letter; the younger one comes once more, and is one when it is refused 40 s later.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    consumer = await consume(ctx, queue)
+    for payload, wait_s in ((b"older", 40.0), (b"younger", 30.0)):
+        await publish(publisher, queue, payload)
+        await consumer.expect_publish(payload=payload)
+        await ctx.advance(wait_s)
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="after the restart")
+    again = await consumer.expect_publish(payload=b"younger")
+    ctx.must(count_of(ctx, again) == 2, f"consumer: expected delivery-count 2; seen {count_of(ctx, again)}")
+    await ctx.advance(40)
+    await settle(ctx, consumer, queue, "nack", again)
+    await consumer.expect_nothing()
+    await expect_dead_letters(ctx, queue, b"older", b"younger")
 
 
 @case(
