@@ -36,31 +36,39 @@ _WINDOW = 10
 """Publishes at QoS 1 that any server takes at a time."""
 
 
+class _Talk:
+    """A connection, and what came on it that is no whole packet yet."""
+
+    def __init__(self, endpoint: Endpoint, version: int) -> None:
+        self.sock, self.decoder = connected(endpoint), Decoder(version)
+        self.sock.settimeout(10.0)
+
+
 class Control:
     """A client that takes no part: round trips, the clock, and what is deleted after a life. Blocking."""
 
     def __init__(self, endpoint: Endpoint, version: int, keep_alive_s: int = 0) -> None:
         self._endpoint, self._version, self._keep_alive_s = endpoint, version, keep_alive_s
-        self._sock: socket.socket | None = None
+        self._talk: _Talk | None = None
 
-    def _ready(self) -> socket.socket:
-        if self._sock is None:
-            sock = connected(self._endpoint)
-            sock.settimeout(10.0)
-            self._sock = sock
-            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, [with_credentials(connect, self._endpoint)], Connack)
-        return self._sock
+    def _ready(self) -> _Talk:
+        if self._talk is None:
+            self._talk = _Talk(self._endpoint, self._version)
+            self._introduce(self._talk, "assayctl")
+        return self._talk
 
-    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> list[Packet]:
+    def _introduce(self, talk: _Talk, client_id: str) -> None:
+        connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
+        self._exchange(talk, [with_credentials(connect, self._endpoint)], Connack)
+
+    def _exchange(self, talk: _Talk, packets: Sequence[Packet], kind: type[Packet]) -> list[Packet]:
         """Send packets that are answered by one of a kind each, and await those; returns all that came."""
-        decoder = Decoder(self._version)
         missing = len(packets)
         found: list[Packet] = []
         try:
-            sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
+            talk.sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
             while missing > 0:
-                answers = list(decoder.feed(self._some(sock)))
+                answers = list(talk.decoder.feed(self._some(talk.sock)))
                 missing -= sum(isinstance(answer, kind) for answer in answers)
                 found += answers
         except (OSError, MalformedPacketError) as error:
@@ -115,16 +123,15 @@ class Control:
 
     def end_session(self, client_id: str) -> None:
         """Connect as this client with a clean start, and leave."""
-        with contextlib.closing(connected(self._endpoint)) as sock:
-            sock.settimeout(10.0)
-            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, [with_credentials(connect, self._endpoint)], Connack)
-            sock.sendall(encode(Disconnect(), self._version))
+        talk = _Talk(self._endpoint, self._version)
+        with contextlib.closing(talk.sock):
+            self._introduce(talk, client_id)
+            talk.sock.sendall(encode(Disconnect(), self._version))
 
     def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        if self._talk is not None:
+            self._talk.sock.close()
+            self._talk = None
 
 
 def connected(endpoint: Endpoint) -> socket.socket:

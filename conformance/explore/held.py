@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from assay.conformance.explore.control import Control
 from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.sockets import Patience
 
 HELD = (
     "clients/total",
@@ -56,7 +57,7 @@ class Held:
         Raises :class:`ViolationError`.
         """
         self._is_open = False
-        deadline = time.monotonic() + patience_s
+        patience = Patience(patience_s, control.round_trip)
         before, self._before = self._before if self._names else None, None
         while before is not None:
             after = control.figures(self._names, patience_s)
@@ -64,7 +65,7 @@ class Held:
             if not wrong:
                 self._before = before
                 return
-            if time.monotonic() > deadline:
+            if patience.left_s() <= 0:
                 text = "; ".join(f"{name} {after[name]}, before {before[name]}" for name in wrong)
                 raise ViolationError(Rule.FIGURES, 5, text, waited=True)
             time.sleep(_POLL_S)

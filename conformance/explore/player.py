@@ -17,7 +17,7 @@ from assay.conformance.explore.control import Control, connected, with_credentia
 from assay.conformance.explore.held import Held
 from assay.conformance.explore.referee import Referee
 from assay.conformance.explore.rules import Rule, ViolationError
-from assay.conformance.explore.sockets import MAX_EXTENSIONS, SLOW_ROUND_TRIP_S, Sockets, Wire
+from assay.conformance.explore.sockets import Sockets, Wire
 from assay.conformance.explore.state import Link
 from assay.conformance.explore.topics import is_shared
 from assay.conformance.outcome import TargetUnreachableError
@@ -435,6 +435,9 @@ class Player(Sockets):
     def let_pass(self) -> None:
         self.control.round_trip()
 
+    def round_trip(self) -> float:
+        return self.control.round_trip()
+
     def _let_the_broker_notice(self) -> None:
         """What ended a moment ago is seen by a broker before the second round trip of somebody else."""
         for _ in range(2):
@@ -628,25 +631,20 @@ class Player(Sockets):
 
     def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
         """Read until nothing is due any more, or until something is seen. Raises :class:`ViolationError`."""
-        extensions = 0
-        deadline = time.monotonic() + self.patience_s
+        patience = self.patience()
         while True:
             wanted = self.referee.waiting(self.now)
             if until() if until is not None else wanted is None:
                 return
-            left_s = deadline - time.monotonic()
+            more_s = 0.0
             if wanted is not None and wanted[0] is Rule.WILL_UNSENT:
-                left_s += self.patience_s * _WILL_PATIENCE
+                more_s = self.patience_s * _WILL_PATIENCE
             if wanted is not None and wanted[0] in _SENT_AGAIN:
-                left_s += int(self.capabilities.get("resends_after_s", 0))
+                more_s = int(self.capabilities.get("resends_after_s", 0))
+            left_s = patience.left_s(more_s)
+            self.read(left_s)
             if left_s > 0:
-                self.read(left_s)
                 continue
-            if extensions < MAX_EXTENSIONS and self.control.round_trip() > SLOW_ROUND_TRIP_S:
-                extensions += 1
-                deadline = time.monotonic() + self.patience_s
-                continue
-            self.read(0.0)
             wanted = self.referee.waiting(self.now)
             if wanted is None and until is None:
                 return

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,11 +17,28 @@ from assay.conformance.wire import Decoder, MalformedPacketError, Packet, decode
 from assay.conformance.wire.amqp091 import AMQP_091, Assembler, describe_bytes
 from assay.reference_broker.trace.conformance import WireLine
 
-SLOW_ROUND_TRIP_S = 0.1
+_SLOW_ROUND_TRIP_S = 0.1
 """On an idle machine a PINGREQ is answered in less than a millisecond."""
-MAX_EXTENSIONS = 5
+_MAX_EXTENSIONS = 5
 _RECEIVE_BYTES = 262_144
 _LINGER_NOT = struct.pack("ii", 1, 0)
+
+
+class Patience:
+    """How long something is waited for; as long again when the broker is slow to answer anybody, for some times."""
+
+    def __init__(self, seconds: float, round_trip: Callable[[], float]) -> None:
+        self._seconds, self._round_trip = seconds, round_trip
+        self._extensions, self._deadline = 0, time.monotonic() + seconds
+
+    def left_s(self, more_s: float = 0.0) -> float:
+        """At least 0, which means that it is over; ``more_s``: what is waited for may take so much longer."""
+        left_s = self._deadline + more_s - time.monotonic()
+        if left_s <= 0 and self._extensions < _MAX_EXTENSIONS and self._round_trip() > _SLOW_ROUND_TRIP_S:
+            self._extensions += 1
+            self._deadline = time.monotonic() + self._seconds
+            left_s = self._seconds
+        return max(0.0, left_s)
 
 
 @dataclass(eq=False)
@@ -50,6 +67,9 @@ class Sockets(ABC):
 
     answers_together = False
     """What is sent while bytes that came are looked at goes out in one piece."""
+    patience_s: float
+    slowness = 1
+    """So many times the patience is needed: queues that elect a leader after a restart take their time."""
 
     def begin_life(self) -> None:
         """Forget the connections of the life before."""
@@ -138,6 +158,27 @@ class Sockets(ABC):
                 self._flush(wire)
             if events & selectors.EVENT_READ and wire.open:
                 self._read_wire(wire)
+
+    def patience(self) -> Patience:
+        """It begins now."""
+        return Patience(self.patience_s * self.slowness, self.round_trip)
+
+    @abstractmethod
+    def round_trip(self) -> float:
+        """Seconds that the broker takes to answer somebody else."""
+
+    def await_(
+        self, done: Callable[[], bool], otherwise: Callable[[], ViolationError], poll_s: float = float("inf")
+    ) -> None:
+        """Read until it is done. ``poll_s``: it may become so without anything that comes."""
+        patience = self.patience()
+        while not done():
+            left_s = patience.left_s()
+            self.read(min(left_s, poll_s))
+            if left_s <= 0:
+                if done():
+                    return
+                raise otherwise()
 
     def _read_wire(self, wire: Wire) -> None:
         try:

@@ -9,6 +9,7 @@ from assay.conformance.cases.queue.administration import NOT_AUTHORIZED, ask, cr
 from assay.conformance.cases.queue.support import (
     admin,
     consume,
+    deliveries,
     expect_dead_letters,
     new_queue,
     publish_with,
@@ -196,7 +197,7 @@ async def stream(ctx: CaseContext) -> None:
     await watcher.subscribe(Subscription(filter=f"$admin/queue/{queue}/stats", qos=0))
     for _ in range(5):
         await ctx.advance(1.0)
-    found = [json.loads(packet.payload) for packet in await watcher.barrier() if isinstance(packet, Publish)]
+    found = [json.loads(packet.payload) for packet in await deliveries(watcher, at_least=2)]
     names = {each.get("queue") for each in found}
     ctx.must(len(found) >= 2 and names == {queue}, f"watcher: expected figures of {queue}, repeatedly; seen {found}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
+from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish, settle
 from assay.conformance.wire import Properties, Puback, Publish
 
 
@@ -164,5 +164,5 @@ async def not_messages(ctx: CaseContext) -> None:
         consumer.send(Publish(topic=topic, qos=1, packet_id=consumer.next_packet_id(), properties=nothing))
         await consumer.expect(Puback, skipping=(Publish,))
     await consumer.expect_nothing()
-    seen = [packet.payload for packet in await other.barrier() if isinstance(packet, Publish)]
+    seen = [delivery.payload for delivery in await deliveries(other, at_least=1)]
     ctx.must(seen == [b"message"], f"other: expected the published message alone; seen {seen}")

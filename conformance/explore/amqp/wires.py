@@ -6,15 +6,15 @@ import contextlib
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.conformance.explore.amqp.rules import AmqpRule, violation
 from assay.conformance.explore.amqp.state import Link
 from assay.conformance.explore.control import connected
-from assay.conformance.explore.rules import ViolationError
-from assay.conformance.explore.sockets import MAX_EXTENSIONS, SLOW_ROUND_TRIP_S, Sockets, Wire
+from assay.conformance.explore.sockets import Sockets, Wire
 from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.targets import CapabilityValue, Endpoint
 from assay.conformance.targets.amqp import amqp_endpoint, plain
@@ -80,6 +80,7 @@ class AmqpControl:
         self._endpoint = endpoint
         self._sock: socket.socket | None = None
         self._assembler = Assembler()
+        self._arrived: deque[Arrival] = deque()
         self._is_channel_open = False
 
     def request(self, name: str, **fields: Any) -> Arrival:
@@ -106,7 +107,7 @@ class AmqpControl:
     def _ready(self) -> socket.socket:
         if self._sock is None:
             self._sock = sock = connected(self._endpoint)
-            self._assembler, self._is_channel_open = Assembler(), False
+            self._assembler, self._arrived, self._is_channel_open = Assembler(), deque(), False
             sock.settimeout(10.0)
             sock.sendall(PROTOCOL_HEADER)
             while (event := self._next(sock)).name != "connection.open-ok":
@@ -114,14 +115,13 @@ class AmqpControl:
         return self._sock
 
     def _next(self, sock: socket.socket) -> Arrival:
-        while True:
+        while not self._arrived:
             data = sock.recv(_RECEIVE_BYTES)
             if not data:
                 message = "the broker ended it"
                 raise ConnectionResetError(message)
-            for event in self._assembler.feed(data):
-                if isinstance(event, Arrival):
-                    return event
+            self._arrived += [event for event in self._assembler.feed(data) if isinstance(event, Arrival)]
+        return self._arrived.popleft()
 
     def is_gone(self, kind: str, name: str) -> bool:
         """Whether there is no such queue or exchange. Raises :class:`TargetUnreachableError`."""
@@ -162,8 +162,6 @@ class AmqpClients(Sockets):
         self.endpoint = amqp_endpoint(endpoint, capabilities)
         self.control = AmqpControl(self.endpoint)
         self.wires: dict[int, AmqpWire] = {}
-        self.slowness = 1
-        """So many times the patience is needed: queues that elect a leader after a restart take their time."""
 
     # Connections and channels
 
@@ -193,24 +191,8 @@ class AmqpClients(Sockets):
         part_bytes = wire.frame_max - FRAME_OVERHEAD_BYTES
         self.send(wire, encode_content(link.channel, method, body, properties, part_bytes=part_bytes))
 
-    # Waiting
-
-    def await_(self, done: Callable[[], bool], otherwise: Callable[[], ViolationError], poll_s: float = 1e9) -> None:
-        """Read until it is done. ``poll_s``: it may become so without anything that comes."""
-        patience_s = self.patience_s * self.slowness
-        extensions, deadline = 0, time.monotonic() + patience_s
-        while not done():
-            left_s = deadline - time.monotonic()
-            if left_s > 0:
-                self.read(min(left_s, poll_s))
-            elif extensions < MAX_EXTENSIONS and self.control.round_trip() > SLOW_ROUND_TRIP_S:
-                extensions += 1
-                deadline = time.monotonic() + patience_s
-            else:
-                self.read(0.0)
-                if done():
-                    return
-                raise otherwise()
+    def round_trip(self) -> float:
+        return self.control.round_trip()
 
     # What comes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,15 +170,15 @@ class Asking(QueueClients):
 
     def _look(self, queue: Queue) -> None:
         """Figures may change behind a sync: they are asked for until they are what they may be."""
-        deadline = time.monotonic() + self.patience_s
-        while True:
+        wrong = ""
+
+        def fits() -> bool:
+            nonlocal wrong
             wrong = self._wrong_figures(queue)
-            if not wrong:
-                self.oracle.looked_at(queue)
-                return
-            self.read(_POLL_S)
-            if time.monotonic() > deadline:
-                raise violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True)
+            return not wrong
+
+        self.await_(fits, lambda: violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True), _POLL_S)
+        self.oracle.looked_at(queue)
 
     def _figures(self, name: str) -> dict[str, Any]:
         client, topic = self.client(ADMIN), f"assay/{self.token}/answers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from assay.conformance.explore.queues.books import violation
 from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.state import Member
 from assay.conformance.explore.rules import Rule, ViolationError
-from assay.conformance.explore.sockets import MAX_EXTENSIONS, SLOW_ROUND_TRIP_S, Sockets, Wire
+from assay.conformance.explore.sockets import Sockets, Wire
 from assay.conformance.targets import CapabilityValue, Endpoint
 from assay.conformance.wire import (
     Connect,
@@ -72,6 +72,9 @@ class QueueClients(Sockets):
 
     def new_control(self) -> Control:
         return Control(self.endpoint, _VERSION, keep_alive_s(self.capabilities))
+
+    def round_trip(self) -> float:
+        return self.control.round_trip()
 
     @property
     def now(self) -> float:
@@ -155,21 +158,6 @@ class QueueClients(Sockets):
             lambda: not any(client.pings and client.open for client in there),
             lambda: violation_of(Rule.PINGRESP, "PINGRESP"),
         )
-
-    def await_(self, done: Callable[[], bool], otherwise: Callable[[], ViolationError]) -> None:
-        extensions, deadline = 0, time.monotonic() + self.patience_s
-        while not done():
-            left_s = deadline - time.monotonic()
-            if left_s > 0:
-                self.read(left_s)
-            elif extensions < MAX_EXTENSIONS and self.control.round_trip() > SLOW_ROUND_TRIP_S:
-                extensions += 1
-                deadline = time.monotonic() + self.patience_s
-            else:
-                self.read(0.0)
-                if done():
-                    return
-                raise otherwise()
 
     def ended_by_broker(self, wire: Wire) -> None:
         assert isinstance(wire, QueueClient)

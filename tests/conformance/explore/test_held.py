@@ -18,6 +18,9 @@ class Figures:
     def __init__(self, *values: int) -> None:
         self.values = list(values)
 
+    def round_trip(self) -> float:
+        return 0.0
+
     def figures(self, names: Collection[str], wait_s: float) -> dict[str, str]:
         assert wait_s
         value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
