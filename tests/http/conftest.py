@@ -46,6 +46,12 @@ class Served:
         self._clients.append(made)
         return made
 
+    def until_waiting(self, count: int) -> None:
+        """So many requests wait for messages. Asked without a poll: the one that it finds waiting could be refused."""
+        client = self.client()
+        while f"\nassay_http_waiting {count}" not in client.get("/metrics").raise_for_status().text:
+            pass
+
     def close(self) -> None:
         for client in self._clients:
             client.close()

@@ -124,9 +124,8 @@ def test_a_long_poll_is_answered_when_something_comes(served: Served, queue: str
     taken: list[Any] = []
     waiting = threading.Thread(target=lambda: taken.extend(_take(served, queue, wait_s=20)))
     waiting.start()
-    client = served.client()
-    while client.post(f"/api/v1/queues/{queue}/consume", json={"group": "g"}).status_code != 409:
-        pass  # until it waits: a second poll of one consumer is refused then
+    served.until_waiting(1)
+    assert _post(served, f"/queues/{queue}/consume", {"group": "g"}, 409)["code"] == "in_use"
     _publish(served, queue, "news")
     waiting.join()
     assert [each["payload"] for each in taken] == ["news"]
@@ -139,13 +138,10 @@ def test_who_goes_while_it_waits_takes_nothing_along(served: Served, queue: str)
         f"content-length: {len(body)}\r\n\r\n"
     )
     target = httpx.URL(served.urls[0])
-    client = served.client()
     with socket.create_connection((target.host, target.port or 80), 20) as connection:
         connection.sendall(head.encode() + body)
-        while client.post(f"/api/v1/queues/{queue}/consume", json={"group": "g"}).status_code != 409:
-            pass
-    while client.post(f"/api/v1/queues/{queue}/consume", json={"group": "g"}).status_code == 409:
-        pass
+        served.until_waiting(1)
+    served.until_waiting(0)
     _publish(served, queue, "for the next")
     (taken,) = _take(served, queue, wait_s=10)
     assert taken["delivery_count"] == 1

@@ -113,9 +113,7 @@ def test_who_waits_is_answered_when_the_broker_stops() -> None:
     body = {"group": "g", "wait_s": 60}
     waiting = threading.Thread(target=lambda: answers.append(client.post("/api/v1/queues/q/consume", json=body)))
     waiting.start()
-    other = served.client()
-    while other.post("/api/v1/queues/q/consume", json={"group": "g"}).status_code != 409:
-        pass
+    served.until_waiting(1)
     broker.stop()
     waiting.join(20)
     assert [(each.status_code, each.json()) for each in answers] == [(200, {"messages": []})]
