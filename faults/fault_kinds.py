@@ -6,6 +6,7 @@ are told: :mod:`assay.reference_broker.trace.fault_classes`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
@@ -106,7 +107,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: FaultKind
     for_s: float = 0.0
     target: str = "broker"
-    """A node; a network fault takes ``clients`` (every connection, as does a node), ``producers`` or ``consumers``."""
+    """A node; a network fault takes ``clients`` (every connection, as does a node), ``producers``, ``consumers``, or
+    the name of a client as histories have it: ``p0``, ``c1``."""
     latency_ms: float = 0.0
     jitter_ms: float = 0.0
     rate: float = 0.0
@@ -156,6 +158,8 @@ NODE_FAULTS: Final = (
 """Faults of a node; the others are faults of the network between clients and broker."""
 
 CLIENT_TARGETS: Final = ("clients", "producers", "consumers")
+_CLIENT_NAME: Final = re.compile(r"[a-z][0-9]+b?")
+"""As :class:`assay.faults.workload.plan.WorkloadPlan` names them; who is there it knows."""
 EVERY_FAULT: Final = frozenset({"at_s", "kind", "for_s", "target"})
 """Fields that no kind is refused."""
 MOST_FACTOR: Final = 100.0
@@ -215,6 +219,11 @@ FORMS: Final[dict[FaultKind, FaultForm]] = {
 }
 
 
+def names_a_client(fault: Fault) -> bool:
+    """Whether the fault is one of a single client's connections."""
+    return fault.kind not in NODE_FAULTS and _CLIENT_NAME.fullmatch(fault.target) is not None
+
+
 def why_only_simulated(fault: Fault) -> str:
     """Why a fault cannot be made on real processes; empty when it can."""
     if fault.call is not DiskCall.ANY_TIME:
@@ -229,8 +238,9 @@ def fault_problems(fault: Fault, nodes: tuple[str, ...], *, real: bool) -> Itera
         yield "at_s, for_s: must not be negative"
     if real and (why := why_only_simulated(fault)):
         yield f"kind: {kind.value} can only be simulated ({why}); set worlds: [sim]"
-    targets = nodes if kind in NODE_FAULTS else CLIENT_TARGETS
-    if fault.target not in targets and not (kind not in NODE_FAULTS and fault.target in nodes):
+    of_node = kind in NODE_FAULTS
+    if fault.target not in nodes and (of_node or not (fault.target in CLIENT_TARGETS or names_a_client(fault))):
+        targets = nodes if of_node else (*CLIENT_TARGETS, "the name of a client")
         yield f"target: {kind.value} takes {', '.join(targets)}, not {fault.target!r}"
     if form.lasts and fault.for_s == 0:
         yield f"for_s: {kind.value} needs a duration"

@@ -10,13 +10,13 @@ from typing import Final
 from assay.faults.fault_kinds import DISK_FAULTS, Direction, Fault, FaultKind, describe
 from assay.faults.process import BrokerProcess, BrokerRestartError
 from assay.faults.pump import Clock
-from assay.faults.scenario import Scenario
+from assay.faults.scenario import Scenario, names_a_client
 from assay.faults.toxiproxy import ToxiproxyClient, ToxiproxyError
 from assay.faults.workload import HistoryRecorder
 from assay.reference_broker.trace.schema import OpKind, OpType
 
 PROXIES: Final = ("producers", "consumers")
-"""One proxy per side, so that a fault can target one of them."""
+"""One proxy per side, so that a fault can target one of them; a client that a fault names has its own."""
 _STREAMS: Final = {
     Direction.BOTH: ("upstream", "downstream"),
     Direction.TO_BROKER: ("upstream",),
@@ -61,15 +61,19 @@ class Nemesis:
         broker: BrokerProcess,
         proxies: ToxiproxyClient,
         names: dict[str, str],
+        sides: dict[str, str],
         history: HistoryRecorder,
         clock: Clock,
         seed: int,
     ) -> None:
-        """``names``: from each of :data:`PROXIES` to the name of that proxy on the server."""
+        """``names``: from each of :data:`PROXIES`, and each client that a fault names, to the name of that proxy on the
+        server. ``sides``: from a client to the one of :data:`PROXIES` that it belongs to.
+        """
         self._scenario = scenario
         self._broker = broker
         self._proxies = proxies
         self._names = names
+        self._sides = sides
         self._history = history
         self._clock = clock
         self._rng = random.Random(f"{seed}/nemesis")
@@ -191,8 +195,10 @@ class Nemesis:
                 self._broker.resume()
 
     def _targets(self, fault: Fault) -> tuple[str, ...]:
+        if names_a_client(fault):
+            return (self._names[fault.target],)
         sides = (fault.target,) if fault.target in PROXIES else PROXIES
-        return tuple(self._names[side] for side in sides)
+        return tuple(name for proxy, name in self._names.items() if self._sides.get(proxy, proxy) in sides)
 
     async def _toxic(self, number: int, fault: Fault) -> None:
         places = [(proxy, stream) for proxy in self._targets(fault) for stream in _STREAMS[fault.direction]]

@@ -24,9 +24,9 @@ from assay.faults.measure import check_targets, measure, unknown_metrics
 from assay.faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
 from assay.faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
 from assay.faults.pump import Clock, Pump
-from assay.faults.scenario import Scenario, ScenarioWorld
+from assay.faults.scenario import Scenario, ScenarioWorld, names_a_client
 from assay.faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
-from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
+from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan, client_names
 from assay.reference_broker.trace.files import HistoryWriter
 from assay.reference_broker.trace.results import (
     Check,
@@ -75,6 +75,9 @@ def check_runnable(scenario: Scenario) -> list[str]:
         problems.append(f"it is for {', '.join(scenario.worlds)} only; use `assay sim run`")
     reasons = ((describe(fault), why_only_simulated(fault)) for fault in scenario.faults)
     problems += [f"{what}: {why}" for what, why in reasons if why]
+    known = client_names(scenario)
+    alone = [fault for fault in scenario.faults if names_a_client(fault) and fault.target not in known]
+    problems += [f"{describe(fault)}: there is no such client" for fault in alone]
     unjudged = sorted(set(scenario.enough) - set(CHANCES))
     if unjudged:
         problems.append(f"enough for {', '.join(unjudged)}: chances are counted for {', '.join(CHANCES)}")
@@ -119,7 +122,8 @@ class _Run:
     async def execute(self, progress: Progress | None) -> None:
         """Drive everything until the final read is over."""
         proxies = ToxiproxyClient(self.endpoint.url)
-        names = {proxy: f"assay-{os.getpid()}-{proxy}" for proxy in PROXIES}
+        alone = sorted({fault.target for fault in self.scenario.faults if names_a_client(fault)})
+        names = {proxy: f"assay-{os.getpid()}-{proxy}" for proxy in (*PROXIES, *alone)}
         await self.broker.start()
         try:
             addresses = {
@@ -145,14 +149,19 @@ class _Run:
             self.events.append(event)
             writer.write(event)
 
-        def address_of(client: WorkloadClient) -> tuple[str, int]:
-            return addresses["producers" if client.role is ClientRole.PRODUCER else "consumers"]
-
         clock = Clock(asyncio.get_running_loop())
         started_at = clock.now()
         history = HistoryRecorder(sink, started_at)
         plan = WorkloadPlan(self.scenario, history, self.options.seed)
-        nemesis = Nemesis(self.scenario, self.broker, proxies, names, history, clock, self.options.seed)
+        sides = {
+            client.client_id: "producers" if client.role is ClientRole.PRODUCER else "consumers"
+            for client in plan.clients
+        }
+
+        def address_of(client: WorkloadClient) -> tuple[str, int]:
+            return addresses.get(client.client_id) or addresses[sides[client.client_id]]
+
+        nemesis = Nemesis(self.scenario, self.broker, proxies, names, sides, history, clock, self.options.seed)
         limit_s = self.scenario.production_limit_s + self.scenario.drain_timeout_s + _WATCHDOG_SLACK_S
         try:
             async with asyncio.timeout(limit_s), self._watched(), asyncio.TaskGroup() as group:

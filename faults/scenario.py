@@ -17,6 +17,7 @@ from assay.faults.fault_kinds import NODE_FAULTS as NODE_FAULTS
 from assay.faults.fault_kinds import Fault as Fault
 from assay.faults.fault_kinds import FaultKind as FaultKind
 from assay.faults.fault_kinds import fault_problems
+from assay.faults.fault_kinds import names_a_client as names_a_client
 from assay.faults.workload_kinds import Absences as Absences
 from assay.faults.workload_kinds import AmqpWorkload as AmqpWorkload
 from assay.faults.workload_kinds import MqttWorkload as MqttWorkload

@@ -108,7 +108,7 @@ class SimClient:
 
     def _dialled(self) -> None:
         """The dial reached the node's machine, or should have."""
-        if self._conditions.partitioned(self.client.role):
+        if self._conditions.partitioned(self.client.client_id):
             self._conditions.when_changed(self._redial)
         elif not self._node.powered:
             self._kernel.after(SYN_RETRY_S, self._dialled)
@@ -131,7 +131,7 @@ class SimClient:
         self._dials += 1
         name = f"{self.client.client_id}/{self._dials}"
         self._kernel.trace(f"connected {name}")
-        link = Link(self._kernel, self._conditions, self._profile, self.client.role, name)
+        link = Link(self._kernel, self._conditions, self._profile, self.client.client_id, name)
         link.to_client.target = self
         self._link = link
         self._node.accept(link, self.client.protocol)

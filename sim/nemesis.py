@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,7 +11,7 @@ import msgspec
 from simpy import Event
 
 from assay.faults.fault_kinds import CALL_PATIENCE_S, DiskCall, Fault, FaultKind, describe
-from assay.faults.workload import ClientRole, HistoryRecorder
+from assay.faults.workload import HistoryRecorder, is_hit
 from assay.reference_broker.trace.schema import OpKind, OpType
 from assay.sim.clients import SimClient
 from assay.sim.disk import SimDisk
@@ -23,7 +23,6 @@ from assay.sim.troubled_disk import Trouble, TroubledDisk
 
 FAULT_PROCESS: Final = "faults"
 """Who records the faults."""
-_ROLES: Final = {"producers": (ClientRole.PRODUCER,), "consumers": (ClientRole.CONSUMER,)}
 _STARTING_CALLS: Final = 24
 """A storm ends a start within one of so many first calls to the disk."""
 _Steps = Generator[Event, None, None]
@@ -120,7 +119,8 @@ class SimNemesis:
                 self._run_clock_at(self._clock.rate * fault.factor)
                 return lambda: self._run_clock_at(self._clock.rate / fault.factor)
             case FaultKind.LATENCY | FaultKind.LOSS | FaultKind.PARTITION | FaultKind.CLOG | FaultKind.BANDWIDTH:
-                handle = self._conditions.add(self._roles(fault), _impairment(fault))
+                names = [client.client.client_id for client in self._hit(fault)]
+                handle = self._conditions.add(names, _impairment(fault))
                 return lambda: self._conditions.remove(handle)
             case FaultKind.BIT_ROT:
                 self._kernel.trace(f"rot {self._troubled.rot(fault, self._stream(fault))}")
@@ -195,12 +195,8 @@ class SimNemesis:
         self._clock.run_at(rate)
         self._node.clock_changed()
 
-    def _roles(self, fault: Fault) -> Iterable[ClientRole]:
-        return _ROLES.get(fault.target, tuple(ClientRole))
-
     def _hit(self, fault: Fault) -> list[SimClient]:
-        roles = tuple(self._roles(fault))
-        return [client for client in self._clients if client.client.role in roles]
+        return [client for client in self._clients if is_hit(fault, client.client)]
 
 
 def _impairment(fault: Fault) -> Impairment:

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import msgspec
 
 from assay.faults.fault_kinds import Direction
-from assay.faults.workload import ClientRole
 from assay.sim.kernel import Kernel
 
 SEGMENT_BYTES: Final = 1_460
@@ -67,27 +66,37 @@ class Endpoint(Protocol):
         """The other end closed, or the connection was reset."""
 
 
-Way = tuple[ClientRole, Direction]
-"""The connections of a role, one way."""
-_WAYS: Final[tuple[Way, ...]] = tuple(
-    (role, direction) for role in ClientRole for direction in (Direction.TO_BROKER, Direction.TO_CLIENTS)
-)
+Way = tuple[str, Direction]
+"""The connections of a client, by its name, one way."""
 
 
 class Conditions:
-    """The impairments that are active now, by the role of the clients they hit and the way."""
+    """The impairments that are active now, by the clients they hit and the way."""
 
     def __init__(self) -> None:
-        self._active: dict[int, tuple[frozenset[ClientRole], Impairment]] = {}
+        self._active: dict[int, tuple[frozenset[str], Impairment]] = {}
         self._number = 0
         self._healed: list[Callable[[], None]] = []
-        self.by_way: dict[Way, list[Impairment]] = {way: [] for way in _WAYS}
-        """Each list stays the same object."""
+        self._by_way: dict[Way, list[Impairment]] = {}
 
-    def add(self, roles: Iterable[ClientRole], impairment: Impairment) -> int:
+    def of(self, way: Way) -> list[Impairment]:
+        """What is active there; the list stays the same object."""
+        if way not in self._by_way:
+            self._by_way[way] = self._now(way)
+        return self._by_way[way]
+
+    def _now(self, way: Way) -> list[Impairment]:
+        client, direction = way
+        return [
+            impairment
+            for clients, impairment in self._active.values()
+            if client in clients and impairment.direction in (direction, Direction.BOTH)
+        ]
+
+    def add(self, clients: Iterable[str], impairment: Impairment) -> int:
         """Begin a fault; returns its handle."""
         self._number += 1
-        self._active[self._number] = (frozenset(roles), impairment)
+        self._active[self._number] = (frozenset(clients), impairment)
         self._changed()
         return self._number
 
@@ -100,16 +109,12 @@ class Conditions:
             callback()
 
     def _changed(self) -> None:
-        for (role, direction), active in self.by_way.items():
-            active[:] = [
-                impairment
-                for roles, impairment in self._active.values()
-                if role in roles and impairment.direction in (direction, Direction.BOTH)
-            ]
+        for way, active in self._by_way.items():
+            active[:] = self._now(way)
 
-    def partitioned(self, role: ClientRole) -> bool:
-        """Whether nobody of that role gets a new connection: its handshake goes both ways."""
-        return any(each.partitioned for way, active in self.by_way.items() if way[0] is role for each in active)
+    def partitioned(self, client: str) -> bool:
+        """Whether that client gets no new connection: its handshake goes both ways."""
+        return any(client in clients and impairment.partitioned for clients, impairment in self._active.values())
 
     def when_changed(self, callback: Callable[[], None]) -> None:
         """Call once, when the next fault ends."""
@@ -127,7 +132,7 @@ class Stream:
         self._kernel = kernel
         self._conditions = conditions
         self._profile = profile
-        self._impairments = conditions.by_way[way]
+        self._impairments = conditions.of(way)
         self._rng = kernel.stream(f"net/{name}")
         self._free_at = 0.0
         self._last_arrival = 0.0
@@ -265,13 +270,10 @@ class Stream:
 class Link:
     """A connection between a client and the node: two streams, and how they end."""
 
-    def __init__(
-        self, kernel: Kernel, conditions: Conditions, profile: NetworkProfile, role: ClientRole, name: str
-    ) -> None:
+    def __init__(self, kernel: Kernel, conditions: Conditions, profile: NetworkProfile, client: str, name: str) -> None:
         self.name = name
-        self.role = role
-        self.to_node = Stream(kernel, conditions, profile, (role, Direction.TO_BROKER), f"{name}>")
-        self.to_client = Stream(kernel, conditions, profile, (role, Direction.TO_CLIENTS), f"{name}<")
+        self.to_node = Stream(kernel, conditions, profile, (client, Direction.TO_BROKER), f"{name}>")
+        self.to_client = Stream(kernel, conditions, profile, (client, Direction.TO_CLIENTS), f"{name}<")
         self._kernel = kernel
         self._client_told = False
         self._node_told = False

@@ -19,6 +19,7 @@ from typing import ClassVar
 import msgspec
 
 from assay.conformance.wire import Properties, Publish
+from assay.faults.fault_kinds import Fault, names_a_client
 from assay.faults.workload.history import EventFields, HistoryRecorder
 from assay.faults.workload_kinds import Absences, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
@@ -29,6 +30,9 @@ class ClientRole(StrEnum):
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
+
+
+_SIDES = {"producers": ClientRole.PRODUCER, "consumers": ClientRole.CONSUMER}
 
 
 class ClientPhase(Enum):
@@ -441,3 +445,10 @@ class WorkloadClient:
     def _retire(self) -> None:
         """The process had an unknown outcome: its name must not be used again."""
         self._incarnation += 1
+
+
+def is_hit(fault: Fault, client: WorkloadClient) -> bool:
+    """Whether a fault of the network concerns the client: it names it, its side, or all."""
+    if names_a_client(fault):
+        return fault.target == client.client_id
+    return _SIDES.get(fault.target, client.role) is client.role

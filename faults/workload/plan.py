@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from assay.faults.scenario import Scenario
+import msgspec
+
+from assay.faults.scenario import Scenario, ScenarioError, names_a_client
 from assay.faults.workload.amqp import AmqpConsumer, AmqpMover, AmqpPublisher, Topology
 from assay.faults.workload.amqp_passing import AmqpPassing
 from assay.faults.workload.client import Coming, WorkloadClient
@@ -189,6 +191,7 @@ class WorkloadPlan:
     """
 
     def __init__(self, scenario: Scenario, history: HistoryRecorder, seed: int | None = None) -> None:
+        """Raises :class:`ScenarioError` when a fault names a client that the scenario does not have."""
         self.scenario = scenario
         self._faults_end_s = scenario.faults_end_s
         self.seed = scenario.seed if seed is None else seed
@@ -203,6 +206,11 @@ class WorkloadPlan:
         self.producers = tuple(client for part in self._parts for client in part.talkers)
         self.consumers = tuple(client for part in self._parts for client in part.readers)
         self.clients: tuple[WorkloadClient, ...] = (*self.consumers, *self.producers)
+        names = [client.client_id for client in self.clients]
+        unknown = [fault.target for fault in scenario.faults if names_a_client(fault) and fault.target not in names]
+        if unknown:
+            message = f"a fault is for the client {unknown[0]!r}; there are {', '.join(names)}"
+            raise ScenarioError(message)
 
     def name(self, kind: str) -> tuple[str, random.Random]:
         """The next client's name, and its stream of chance."""
@@ -330,3 +338,9 @@ class WorkloadPlan:
             return
         for name in part.queues:
             self.history.record(now, "drain", OpKind.DRAIN, part.drained, queue=name, detail=detail)
+
+
+def client_names(scenario: Scenario) -> list[str]:
+    """The names of all its clients."""
+    healthy = msgspec.structs.replace(scenario, faults=())
+    return [client.client_id for client in WorkloadPlan(healthy, HistoryRecorder(lambda event: None, 0.0)).clients]

@@ -17,6 +17,9 @@ from assay.sim.hunt.ranges import Among, Draw, PartOf, Spread, Unless, Whole
 
 NODE: Final = "<node>"
 """Stands among ``targets`` for any node of the scenario's topology."""
+CLIENT: Final = "<client>"
+"""Likewise for any one client."""
+_CLIENTS: Final = (*CLIENT_TARGETS, CLIENT)
 
 
 class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +43,14 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     crash, so that the drain proves something."""
     shows_without_power: bool = False
     """What it did to the disk shows once the machine was off: such a schedule ends with a loss of power."""
-    delays_the_disk: bool = False
-    """What is not done while it lasts shows only where the machine ends meanwhile."""
+    shown_by: FaultKind | None = None
+    """What it did wrong shows only where the broker ends in this way meanwhile, or soon after."""
 
 
 _REVEALING: Final = 4.0
 """Only a start shows what was not written: most bugs of the storage need one, whatever else went wrong before."""
+_ERRING: Final = 2.0
+"""A disk errs in three ways, of which each broker must know what to do; a network has seven, and no end of clients."""
 _DOWN: Final = frozenset(
     {FaultKind.CRASH, FaultKind.POWER_LOSS, FaultKind.TORN_WRITE, FaultKind.STOP, FaultKind.RESTART_STORM}
 )
@@ -79,35 +84,43 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.SLOW_NODE: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"factor": Spread(2, 100)}),
     FaultKind.LATENCY: FaultDraw(
         for_s=Spread(0.05, 3.0),
-        targets=CLIENT_TARGETS,
+        targets=_CLIENTS,
         parameters={"latency_ms": Spread(1, 300), "jitter_ms": PartOf("latency_ms"), "direction": _DIRECTION},
     ),
     FaultKind.LOSS: FaultDraw(
         for_s=Spread(0.05, 3.0),
-        targets=CLIENT_TARGETS,
+        targets=_CLIENTS,
         parameters={"rate": Spread(0.005, 0.4), "direction": _DIRECTION},
     ),
-    FaultKind.RESET: FaultDraw(for_s=None, targets=CLIENT_TARGETS),
-    FaultKind.PARTITION: FaultDraw(
-        for_s=Spread(0.02, 4.0), targets=CLIENT_TARGETS, parameters={"direction": _DIRECTION}
-    ),
-    FaultKind.CLOG: FaultDraw(for_s=Spread(0.02, 4.0), targets=CLIENT_TARGETS, parameters={"direction": _DIRECTION}),
+    FaultKind.RESET: FaultDraw(for_s=None, targets=_CLIENTS),
+    FaultKind.PARTITION: FaultDraw(for_s=Spread(0.02, 4.0), targets=_CLIENTS, parameters={"direction": _DIRECTION}),
+    FaultKind.CLOG: FaultDraw(for_s=Spread(0.02, 4.0), targets=_CLIENTS, parameters={"direction": _DIRECTION}),
     FaultKind.BANDWIDTH: FaultDraw(
         for_s=Spread(0.05, 3.0),
-        targets=CLIENT_TARGETS,
+        targets=_CLIENTS,
         parameters={"rate": Spread(5, 500), "direction": _DIRECTION},
     ),
-    FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=CLIENT_TARGETS),
-    FaultKind.DISK_FULL: FaultDraw(for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}),
-    FaultKind.WRITE_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME),
-    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, needs_restart=True),
-    FaultKind.SYNC_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, shows_without_power=True),
-    FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4, delays_the_disk=True),
+    FaultKind.TAKEOVER: FaultDraw(for_s=Spread(0.001, 0.5), targets=_CLIENTS),
+    FaultKind.DISK_FULL: FaultDraw(
+        for_s=Spread(0.05, 3.0), parameters={"free_bytes": Whole(1, 20_000)}, shown_by=FaultKind.CRASH
+    ),
+    FaultKind.WRITE_ERROR: FaultDraw(
+        for_s=Spread(0.02, 2.0), parameters=_SOME, weight=_ERRING, shown_by=FaultKind.CRASH
+    ),
+    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, weight=_ERRING, needs_restart=True),
+    FaultKind.SYNC_ERROR: FaultDraw(
+        for_s=Spread(0.02, 2.0),
+        parameters=_SOME,
+        weight=_ERRING,
+        shows_without_power=True,
+        shown_by=FaultKind.POWER_LOSS,
+    ),
+    FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4, shown_by=FaultKind.POWER_LOSS),
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0),
         parameters={"latency_ms": Spread(30, 2_000), "jitter_ms": PartOf("latency_ms")},
         weight=2.0,
-        delays_the_disk=True,
+        shown_by=FaultKind.POWER_LOSS,
     ),
     FaultKind.LOST_WRITE: FaultDraw(
         for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.5, shows_without_power=True

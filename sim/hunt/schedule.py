@@ -19,10 +19,11 @@ from typing import Final
 
 import msgspec
 
-from assay.faults.fault_kinds import why_only_simulated
+from assay.faults.fault_kinds import names_a_client, why_only_simulated
 from assay.faults.scenario import Fault, FaultKind, Scenario, ScenarioWorld
+from assay.faults.workload import client_names
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
-from assay.sim.hunt.fault_draws import FAULT_DRAWS, NODE, FaultDraw
+from assay.sim.hunt.fault_draws import CLIENT, FAULT_DRAWS, NODE, FaultDraw
 from assay.sim.hunt.option_draws import draw_options, with_options
 from assay.sim.hunt.ranges import Spread
 from assay.sim.hunt.workload_kinds import lasts_s
@@ -50,7 +51,11 @@ _WITHIN: Final = 0.25
 _BACKLOG: Final = 0.3
 """Chance that messages pile up before the broker ends: of those that everybody had settled none can be missed."""
 _REVEALED: Final = 0.4
-"""Chance that the machine ends while its disk is slow."""
+"""Chance that the broker, or its machine, ends while its disk does something wrong, or right after."""
+_ILL: Final = 0.15
+"""Chance that the disk refuses calls of the start that follows."""
+_ILL_KINDS: Final = (FaultKind.WRITE_ERROR, FaultKind.READ_ERROR, FaultKind.SYNC_ERROR, FaultKind.DISK_FULL)
+_BEFORE_START_S: Final = Spread(0.0001, 0.01)
 _BACKLOG_S: Final = Spread(0.03, 0.6)
 _VARIED: Final = 0.5
 """Chance to aim at the run that reached the most that its family had not, where that is not the first."""
@@ -145,6 +150,9 @@ def drawn_blindly(scenario: Scenario, number: int) -> Schedule:
     span_s = lasts_s(varied.workload)
     kinds = _kinds(rng, varied)
     own = [fault for fault in scenario.faults if fault.at_s < span_s] if rng.random() < _FILE_FAULTS else []
+    if any(map(names_a_client, own)):
+        names = client_names(varied)  # not all need be there
+        own = [fault for fault in own if fault.target in names or not names_a_client(fault)]
     chaos = _Chaos(rng, varied, kinds, span_s, own)
     variations = (TINY_INSIDES,) if rng.random() < _TINY_CHANCE else ()
     return Schedule(
@@ -193,7 +201,7 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
         fault = _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S)
         if _fits(fault, faults, FAULT_DRAWS[kind]):
             faults.append(fault)
-            faults += _companions(rng, fault, faults, span_s + _HEAL_S)
+            faults += _companions(rng, fault, faults, scenario, span_s + _HEAL_S)
             aims.append(f"{kind.value} at a {moment.value}")
     return Schedule(
         number=number,
@@ -245,7 +253,7 @@ class _Chaos:
                 fault = _fault(rng, kind, self._moment_s(windows), self._scenario, self._span_s + _HEAL_S)
                 if _fits(fault, self._faults, row):
                     self._faults.append(fault)
-                    self._faults += _companions(rng, fault, self._faults, self._span_s + _HEAL_S)
+                    self._faults += _companions(rng, fault, self._faults, self._scenario, self._span_s + _HEAL_S)
                     break
         return self._faults
 
@@ -270,7 +278,9 @@ class _Chaos:
 def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario, healed_s: float) -> Fault:
     """A fault of a kind at a time, over when everything must be healed."""
     row = FAULT_DRAWS[kind]
-    targets = [name for target in row.targets for name in (scenario.topology.nodes if target == NODE else (target,))]
+    target = rng.choice(row.targets)
+    if target in (NODE, CLIENT):
+        target = rng.choice(scenario.topology.nodes if target == NODE else client_names(scenario))
     at_s = round(min(at_s, healed_s), 6)
     for_s = 0.0
     if row.for_s is not None:
@@ -280,29 +290,43 @@ def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario,
     fields: dict[str, object] = {}
     for name, values in row.parameters.items():
         fields[name] = values.draw(rng, fields)
-    return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": rng.choice(targets), **fields}, Fault)
+    return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": target, **fields}, Fault)
 
 
-def _companions(rng: random.Random, fault: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
+def _companions(
+    rng: random.Random, fault: Fault, others: list[Fault], scenario: Scenario, healed_s: float
+) -> list[Fault]:
     """What a fault needs beside it to show."""
-    wanted, share, down_s = rng.random() < _REVEALED, rng.random(), Spread(0.001, 0.5).draw(rng, {})
-    if wanted and FAULT_DRAWS[fault.kind].delays_the_disk:
-        at_s = round(fault.at_s + share * fault.for_s, 6)
-        off = Fault(at_s=at_s, kind=FaultKind.POWER_LOSS, for_s=min(down_s, healed_s - at_s), target=fault.target)
-        return [off] if off.for_s > 0 and _fits(off, others, FAULT_DRAWS[off.kind]) else []
-    return _backlog(rng, fault, others, healed_s)
+    found: list[Fault] = []
+    end = fault
+    shown_by = FAULT_DRAWS[fault.kind].shown_by
+    if shown_by is not None:
+        wanted, share, down_s = rng.random() < _REVEALED, rng.random(), Spread(0.001, 0.5).draw(rng, {})
+        at_s = round(fault.at_s + share * (fault.for_s + _SOON_S.high), 6)
+        end = Fault(at_s=at_s, kind=shown_by, for_s=min(down_s, healed_s - at_s), target=fault.target)
+        if not wanted or end.for_s <= 0 or not _fits(end, others, FAULT_DRAWS[end.kind]):
+            return []
+        found.append(end)
+    if end.kind in FAULT_DRAWS[FaultKind.CRASH].apart_from:
+        found += _backlog(rng, fault.at_s, end, [*others, *found], healed_s)
+        found += _ill_start(rng, end, [*others, *found], scenario, healed_s)
+    return found
 
 
-def _backlog(rng: random.Random, fault: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
-    """Where the fault ends the broker, perhaps one that keeps its consumers away from before until after it."""
-    row = FAULT_DRAWS[FaultKind.PARTITION]
+def _backlog(rng: random.Random, since_s: float, end: Fault, others: list[Fault], healed_s: float) -> list[Fault]:
+    """Perhaps a fault that keeps the consumers away from before the broker ends until after it is back."""
     wanted, before_s, after_s = rng.random() < _BACKLOG, _BACKLOG_S.draw(rng, {}), _BACKLOG_S.draw(rng, {})
-    if not wanted or fault.kind not in FAULT_DRAWS[FaultKind.CRASH].apart_from:
-        return []
-    at_s = round(max(0.0, fault.at_s - before_s), 6)
-    for_s = round(min(fault.at_s + fault.for_s + after_s, healed_s) - at_s, 6)
+    at_s = round(max(0.0, since_s - before_s), 6)
+    for_s = round(min(end.at_s + end.for_s + after_s, healed_s) - at_s, 6)
     away = Fault(at_s=at_s, kind=FaultKind.PARTITION, for_s=for_s, target="consumers")
-    return [away] if _fits(away, others, row) else []
+    return [away] if wanted and _fits(away, others, FAULT_DRAWS[away.kind]) else []
+
+
+def _ill_start(rng: random.Random, end: Fault, others: list[Fault], scenario: Scenario, healed_s: float) -> list[Fault]:
+    """Perhaps a fault of the disk that the next start of the broker runs into."""
+    wanted, kind, before_s = rng.random() < _ILL, rng.choice(_ILL_KINDS), _BEFORE_START_S.draw(rng, {})
+    ill = _fault(rng, kind, max(0.0, end.at_s + end.for_s - before_s), scenario, healed_s)
+    return [ill] if wanted and _fits(ill, others, FAULT_DRAWS[kind]) else []
 
 
 def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:

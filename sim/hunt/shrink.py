@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from assay.faults.scenario import Delays, Fault, Scenario, ScenarioError, parse_scenario
+from assay.faults.workload import HistoryRecorder, WorkloadPlan
 from assay.reference_broker.config import ConfigError
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from assay.sim.hunt.explore import run_schedule
@@ -91,9 +92,7 @@ class _Shrinker:
         if identity in self._tried:
             return False
         self._tried.add(identity)
-        try:
-            parse_scenario(msgspec.to_builtins(candidate))
-        except ScenarioError:
+        if not _is_sound(candidate):
             return False
         seeds = seeds or max(_FEWEST_SEEDS, min(_MOST_SEEDS, round(_CANDIDATE_S / max(self._run_s, 0.001))))
         for seed in range(candidate.seed, candidate.seed + seeds):
@@ -116,6 +115,8 @@ class _Shrinker:
         """Take the candidate as it is, with its faults in proportion, or with them aimed at what happens in it."""
         if self.keep(candidate):
             return True
+        if not _is_sound(candidate):
+            return False
         share = operations(candidate.workload) / operations(self.record.scenario.workload)
         sooner = tuple(replace(fault, at_s=round(fault.at_s * share, 4)) for fault in candidate.faults)
         if sooner != candidate.faults and self.keep(replace(candidate, faults=sooner)):
@@ -147,6 +148,15 @@ class _Shrinker:
 
 
 Reduce = Callable[[Scenario], Iterator[Scenario]]
+
+
+def _is_sound(candidate: Scenario) -> bool:
+    """It is a scenario, and those whom its faults name are there."""
+    try:
+        WorkloadPlan(parse_scenario(msgspec.to_builtins(candidate)), HistoryRecorder(lambda event: None, 0.0))
+    except ScenarioError:
+        return False
+    return True
 
 
 def shrink(

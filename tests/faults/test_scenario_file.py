@@ -76,6 +76,7 @@ def fault(**changes: Any) -> dict[str, Any]:
         (fault(kind="crash", at_s=-1), r"faults\[0\].at_s"),
         (fault(kind="crash", target="clients"), r"faults\[0\].target: crash takes broker"),
         (fault(kind="latency", for_s=1, target="nobody", latency_ms=5), r"faults\[0\].target: latency takes clients"),
+        (fault(kind="crash", target="c0"), r"faults\[0\].target: crash takes broker, not 'c0'"),
         (fault(kind="latency", for_s=1, target="clients"), r"faults\[0\].latency_ms"),
         (fault(kind="latency", for_s=1, latency_ms=5, jitter_ms=6), r"faults\[0\].latency_ms"),
         (fault(kind="loss", for_s=1, rate=1.0), r"faults\[0\].rate: loss"),

@@ -14,7 +14,7 @@ import pytest
 
 from assay.conformance.mutants.tiny_insides import TINY, usual_size
 from assay.faults.fault_kinds import Direction, DiskCall, Fault, FaultKind
-from assay.faults.scenario import QueueWorkload, Scenario, ScenarioWorld, Settlement, Topology
+from assay.faults.scenario import QueueWorkload, Scenario, ScenarioError, ScenarioWorld, Settlement, Topology
 from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.results import Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
@@ -301,3 +301,22 @@ def test_a_fault_changes_nothing_before_its_time() -> None:
         before = [event for event in calm if event.time_ns < 0.7e9]
         assert len(before) > 100
         assert later[: len(before)] == before
+
+
+def test_one_client_alone_is_hit() -> None:
+    outcome = run(Fault(at_s=0.3, kind=FaultKind.RESET, target="c0"))
+    assert connects(outcome) == {"p0": 1, "c0": 2, "c1": 1, "d0": 1}
+    for target, others in (("p0", set()), ("c0", {"p0", "c1"})):
+        away = run(Fault(at_s=0.2, kind=FaultKind.PARTITION, for_s=0.6, target=target))
+        heard = {
+            event.process.partition(".")[0]
+            for event in away.run.events
+            if 0.21e9 < event.time_ns < 0.79e9 and event.f is not OpKind.FAULT and event.type is OpType.OK
+        }
+        assert heard >= others
+        assert target not in heard
+
+
+def test_a_fault_for_a_client_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="the client 'c2'; there are c0, c1, d0, p0"):
+        run(Fault(at_s=0.3, kind=FaultKind.RESET, target="c2"))

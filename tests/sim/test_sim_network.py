@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from assay.faults.workload import ClientRole
 from assay.sim.kernel import Kernel
 from assay.sim.network import RETRANSMIT_S, Conditions, Impairment, Link, NetworkProfile
 
@@ -30,10 +29,10 @@ class Recorder:
 class Wire:
     """A link with a recorder at each end."""
 
-    def __init__(self, seed: int = 1, role: ClientRole = ClientRole.PRODUCER) -> None:
+    def __init__(self, seed: int = 1, client: str = "p0") -> None:
         self.kernel = Kernel(seed)
         self.conditions = Conditions()
-        self.link = Link(self.kernel, self.conditions, NetworkProfile(), role, "p0/1")
+        self.link = Link(self.kernel, self.conditions, NetworkProfile(), client, f"{client}/1")
         self.node, self.client = Recorder(self.kernel), Recorder(self.kernel)
         self.link.to_node.target = self.node
         self.link.to_client.target = self.client
@@ -67,7 +66,7 @@ def test_no_impairment_loses_or_reorders_bytes(name: str, seed: int) -> None:
     chosen = IMPAIRMENTS.values() if name == "all" else [IMPAIRMENTS[name]] if name in IMPAIRMENTS else []
     for number, impairment in enumerate(chosen):
         handles: list[int] = []
-        wire.at(0.02 * number, lambda i=impairment, h=handles: h.append(wire.conditions.add(ClientRole, i)))
+        wire.at(0.02 * number, lambda i=impairment, h=handles: h.append(wire.conditions.add(["p0"], i)))
         wire.at(0.1 + 0.02 * number, lambda h=handles: wire.conditions.remove(h[0]))
     wire.run()
     assert wire.node.data == sent
@@ -77,24 +76,25 @@ def test_no_impairment_loses_or_reorders_bytes(name: str, seed: int) -> None:
 
 def test_latency_is_added_each_way() -> None:
     wire = Wire()
-    wire.conditions.add(ClientRole, Impairment(latency_s=0.1, jitter_s=0.02))
+    wire.conditions.add(["p0"], Impairment(latency_s=0.1, jitter_s=0.02))
     wire.link.to_node.send(b"x")
     wire.link.to_client.send(b"y")
     wire.run()
     assert all(0.08 <= end.times[0] <= 0.1205 for end in (wire.node, wire.client))
 
 
-def test_a_fault_hits_only_the_role_it_names() -> None:
-    wire = Wire(role=ClientRole.CONSUMER)
-    wire.conditions.add([ClientRole.PRODUCER], Impairment(partitioned=True))
+def test_a_fault_hits_only_the_clients_it_names() -> None:
+    wire = Wire(client="c1")
+    wire.conditions.add(["p0", "c0"], Impairment(partitioned=True))
     wire.link.to_node.send(b"x")
     wire.run()
     assert wire.node.data == b"x"
+    assert [wire.conditions.partitioned(name) for name in ("p0", "c0", "c1")] == [True, True, False]
 
 
 def test_bandwidth_spreads_bytes_over_time() -> None:
     wire = Wire()
-    wire.conditions.add(ClientRole, Impairment(bytes_per_s=1_000))
+    wire.conditions.add(["p0"], Impairment(bytes_per_s=1_000))
     for _ in range(10):
         wire.link.to_node.send(b"x" * 100)
     wire.run()
@@ -105,7 +105,7 @@ def test_loss_delays_by_the_retransmission_timeout() -> None:
     delayed = 0
     for seed in range(40):
         wire = Wire(seed)
-        wire.conditions.add(ClientRole, Impairment(loss_rate=0.5))
+        wire.conditions.add(["p0"], Impairment(loss_rate=0.5))
         wire.link.to_node.send(b"x")
         wire.run()
         delayed += wire.node.times[0] >= RETRANSMIT_S
@@ -116,7 +116,7 @@ def test_a_partition_holds_what_is_sent_and_what_is_under_way() -> None:
     wire = Wire()
     handles: list[int] = []
     wire.link.to_node.send(b"before")
-    handles.append(wire.conditions.add(ClientRole, Impairment(partitioned=True)))
+    handles.append(wire.conditions.add(["p0"], Impairment(partitioned=True)))
     wire.link.to_node.send(b"during")
     wire.at(3.0, lambda: wire.conditions.remove(handles[0]))
     wire.run()
@@ -137,7 +137,7 @@ def test_a_good_close_arrives_after_the_bytes() -> None:
 
 def test_a_close_waits_for_a_partition_to_heal() -> None:
     wire = Wire()
-    handle = wire.conditions.add(ClientRole, Impairment(partitioned=True))
+    handle = wire.conditions.add(["p0"], Impairment(partitioned=True))
     wire.link.to_node.send(b"x")
     wire.link.close_from_client()
     wire.at(2.0, lambda: wire.conditions.remove(handle))

@@ -9,14 +9,17 @@ import msgspec
 import pytest
 
 from assay.faults.scenario import (
+    Fault,
     FaultKind,
     MqttWorkload,
     Scenario,
     ScenarioWorld,
     find_scenario,
+    names_a_client,
     parse_scenario,
     shipped_scenarios,
 )
+from assay.faults.workload import client_names
 from assay.reference_broker.config import parse_config
 from assay.reference_broker.trace.schema import AckedMeans, OrderGuarantee
 from assay.sim.hunt.explore import run_schedule
@@ -60,9 +63,64 @@ def test_every_kind_and_option_is_drawn_and_no_schedule_has_all(schedules: list[
     mqtt = [drawn_blindly(find_scenario("mqtt-sessions"), number) for number in FAMILIES[:60]]
     options = Counter(option for schedule in [*schedules, *mqtt] for option in schedule.options)
     for kind in FaultKind:
-        assert 0.02 * len(schedules) < drawn[kind] < 0.8 * len(schedules), kind
+        assert 0.01 * len(schedules) < drawn[kind] < 0.8 * len(schedules), kind
     assert set(options) == set(OPTION_DRAWS)
     assert max(len(schedule.options) for schedule in schedules) < len(OPTION_DRAWS) / 2 + 5
+
+
+def test_some_starts_run_into_a_disk_that_refuses(schedules: list[Schedule]) -> None:
+    ends = FAULT_DRAWS[FaultKind.CRASH].apart_from
+    errors = {FaultKind.WRITE_ERROR, FaultKind.READ_ERROR, FaultKind.SYNC_ERROR, FaultKind.DISK_FULL}
+    ill = [
+        schedule
+        for schedule in schedules
+        if any(
+            end.kind in ends and error.kind in errors and error.at_s < end.at_s + end.for_s < error.at_s + error.for_s
+            for end in schedule.scenario.faults
+            for error in schedule.scenario.faults
+        )
+    ]
+    assert 0.1 * len(schedules) < len(ill) < 0.6 * len(schedules)
+
+
+def test_errors_of_the_disk_are_shown_by_an_end_while_nobody_reads(schedules: list[Schedule]) -> None:
+    """What a failed sync took shows only when power fails, and only of messages that nobody had got before."""
+    shown = [
+        schedule
+        for schedule in schedules
+        for error in schedule.scenario.faults
+        for end in schedule.scenario.faults
+        for away in schedule.scenario.faults
+        if error.kind is FaultKind.SYNC_ERROR
+        and end.kind is FAULT_DRAWS[error.kind].shown_by
+        and away.kind is FaultKind.PARTITION
+        and away.target == "consumers"
+        and max(away.at_s, error.at_s) < end.at_s <= min(away.ends_s, error.ends_s + 0.2)
+    ]
+    assert len(shown) >= 3
+
+
+def test_one_client_alone_is_hit_now_and_then(schedules: list[Schedule]) -> None:
+    alone = [
+        (fault.target, schedule.scenario)
+        for schedule in schedules
+        for fault in schedule.scenario.faults
+        if names_a_client(fault)
+    ]
+    assert len(alone) > 0.1 * len(schedules)
+    assert {name[0] for name, _ in alone} == {"p", "c", "d"}
+    assert all(name in client_names(scenario) for name, scenario in alone)
+
+
+def test_a_fault_of_the_file_for_a_client_that_options_took_away_is_left_out() -> None:
+    scenario = find_scenario("crash-restart")
+    last = Fault(at_s=0.1, kind=FaultKind.RESET, target="c3")
+    drawn = [drawn_blindly(msgspec.structs.replace(scenario, faults=(last,)), number) for number in FAMILIES]
+    kept = [last in each.scenario.faults for each in drawn if each.options.get("consumers") != 1]
+    assert any(kept)
+    gone = [each.scenario.faults for each in drawn if each.options.get("consumers") == 1]
+    assert gone
+    assert not any(fault.target == "c3" for faults in gone for fault in faults)
 
 
 def test_faults_keep_apart_and_heal(schedules: list[Schedule]) -> None:
