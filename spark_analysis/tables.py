@@ -146,10 +146,10 @@ dead_drained AS (  -- a dead-letter queue is empty when all who read it say so
 ),
 named AS (  -- a scope that only settled is not listed, but may be asked for
     SELECT run_id, queue, consumer_group, bool_or(listed) AS listed, coalesce(min(since), -1) AS since,
-           coalesce(max(latest), -1) AS begun_again FROM (
-        SELECT run_id, queue, consumer_group, consumer_group <> '' AS listed, idx AS since,
-               CASE WHEN reason = 'latest' THEN idx END AS latest
-        FROM {events} WHERE f = 'subscribe' AND type = 'ok'
+           coalesce(min(anew), -1) AS began_anew FROM (
+        SELECT e.run_id, e.queue, e.consumer_group, e.consumer_group <> '' AS listed, e.idx AS since,
+               CASE WHEN e.reason = 'latest' AND e.op > k.destroyed_to THEN e.idx END AS anew
+        FROM {events} e JOIN {contracts} k ON k.run_id = e.run_id WHERE e.f = 'subscribe' AND e.type = 'ok'
         UNION ALL SELECT run_id, queue, consumer_group, consumer_group <> '', NULL, NULL FROM drains
         UNION ALL SELECT run_id, queue, consumer_group, TRUE, NULL, NULL FROM {main} WHERE nth = 1
         UNION ALL SELECT run_id, queue, consumer_group, FALSE, NULL, NULL FROM {settlements}
@@ -329,7 +329,9 @@ class Tables:
 
 
 def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: list[FaultSpan]) -> DataFrame:
-    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and before what index all may be gone, or -1."""
+    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, before what index all may be gone, and
+    where the broker was back after the last such fault; -1 where there was none.
+    """
     fields = struct_type(Contract).fields
     schema = StructType(
         [
@@ -337,12 +339,16 @@ def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: l
             *fields,
             StructField("timeout_ns", LongType()),
             StructField("destroyed_to", LongType()),
+            StructField("back_idx", LongType()),
         ]
     )
     destroyed_to: dict[str, int] = {}
+    back_idx: dict[str, int] = {}
     kinds: dict[str, set[str]] = {run_id: set() for run_id in headers}
     for span in faults:
         destroyed_to[span.run_id] = max(span.destroyed_to, destroyed_to.get(span.run_id, -1))
+        if span.destroys:
+            back_idx[span.run_id] = max(span.to_idx, back_idx.get(span.run_id, -1))
         kinds[span.run_id].add(span.kind)
     rows = []
     for run_id, header in headers.items():
@@ -350,5 +356,5 @@ def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: l
         contract = msgspec.structs.replace(header.contract, delivery_timeout_s=timeout_s)
         values = [getattr(contract, field.name) for field in fields]
         plain = [str(value) if isinstance(value, str) else value for value in values]
-        rows.append((run_id, *plain, int(timeout_s * 1e9), destroyed_to.get(run_id, -1)))
+        rows.append((run_id, *plain, int(timeout_s * 1e9), destroyed_to.get(run_id, -1), back_idx.get(run_id, -1)))
     return literal_frame(spark, rows, schema)

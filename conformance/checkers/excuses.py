@@ -56,6 +56,8 @@ class Destruction(msgspec.Struct, frozen=True):
 
     from_idx: int
     to_idx: int
+    over_idx: int
+    """The broker is back."""
 
     def excuses(self, acknowledged_idx: int, seen_idx: int) -> bool:
         """Whether it may have undone what was acknowledged then, as was seen later."""
@@ -70,7 +72,7 @@ def destruction_by(tables: Tables, contract: Contract) -> list[Destruction]:
     lies = Lies()
     spans = [(span, lies.before(span.kind)) for span in sorted(tables.faults, key=_began)]
     return [
-        Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx)
+        Destruction(span.from_idx, END_IDX if span.kind in DAMAGING else span.from_idx, span.to_idx)
         for span, lied in spans
         if destroys(span.kind, contract.acked_means, lied=lied)
     ]

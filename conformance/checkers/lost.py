@@ -22,10 +22,10 @@ or after the last delivery (F6), or when the disk was damaged at any time. What 
 been on its way before: the broker may have acknowledged as early as the publish was invoked (``asked_idx``), and
 delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power. A
 session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription, then
-nothing of the producer comes any more (``postfix`` or ``all``), and may give a message of QoS 2 a packet identifier
-that its client still has in use, which takes it for the one before: A1 of those is ``quality``, too. So is A1 of what
-was sent before the last SUBSCRIBE ``ok`` that asks to begin at the latest message: such a fault may have taken the
-group.
+nothing comes any more that was sent after what is missing was confirmed; and may give a message of QoS 2 a packet
+identifier that its client has in use since before, which takes it for that one (IGNORE): A1 of those is ``quality``,
+too. So is A1 of what was sent before the first SUBSCRIBE ``ok`` that asks to begin at the latest message and was
+invoked after the last such fault: it may have taken the group, and was made good then.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -35,10 +35,11 @@ over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dea
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import REFUSING, active, destroyed_to
-from assay.conformance.checkers.tables import MQTT_PREFIX, Scope, Send, Tables
+from assay.conformance.checkers.excuses import REFUSING, active, destroyed_to, destruction_by
+from assay.conformance.checkers.tables import END_IDX, MQTT_PREFIX, Scope, Send, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
 
@@ -99,12 +100,11 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
             )
     if missing:
         bounds = _read_bounds(tables, queue, group, dead)
-        is_mqtt, begun_again = queue.startswith(MQTT_PREFIX), tables.begun_again.get(scope, -1)
+        is_set_back = _set_back(tables, contract, scope, destroyed) if since < destroyed else _never
         for send in missing:
-            place = _place(send, bounds)
-            is_set_back = is_mqtt and (send.qos == 2 or place in ("postfix", "all"))
-            undone_idx = since if is_set_back or send.inv_idx < begun_again else send.asked_idx
-            severity = Severity.QUALITY if excused or undone_idx < destroyed else Severity.SAFETY
+            severity = Severity.SAFETY
+            if excused or send.asked_idx < destroyed or is_set_back(send):
+                severity = Severity.QUALITY
             rows.append(
                 Anomaly(
                     checker=CHECKER,
@@ -114,10 +114,28 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
                     group=group,
                     value=send.value,
                     index=send.cpl_idx,
-                    detail=place,
+                    detail=_place(send, bounds),
                 )
             )
     return rows
+
+
+def _set_back(tables: Tables, contract: Contract, scope: Scope, destroyed: int) -> Callable[[Send], bool]:
+    """Whether a message may be missing because of what the last destruction took of the group or session itself."""
+    queue, group = scope
+    began_anew = next((answered for asked, answered in tables.latest_ok.get(scope, ()) if asked > destroyed), -1)
+    if not queue.startswith(MQTT_PREFIX):
+        return lambda send: send.inv_idx < began_anew
+    got = (tables.sends.get(value) for q, g, value in tables.main if (q, g) == scope)
+    newest = max((send.inv_idx for send in got if send is not None and send.queue == queue), default=-1)
+    newest = max(newest, tables.forgotten.newest.get(scope, -1))
+    back_idx = max(each.over_idx for each in destruction_by(tables, contract))
+    none = END_IDX
+    return lambda send: newest < send.cpl_idx or tables.ignored.get((queue, group, send.value), none) < back_idx
+
+
+def _never(send: Send) -> bool:
+    return False
 
 
 def _final(tables: Tables, queue: str, group: str, value: str) -> bool:

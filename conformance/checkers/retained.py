@@ -12,8 +12,8 @@ sequence. ::
     R3 = {r : r saw a value that nobody wrote to that topic, that was refused, or that was written after r.idx}
 
 A broker may drop a retained message of QoS 0 at any time (3.3.1.3). R1 and R2 are ``quality`` when a fault that the
-contract lets destroy what was acknowledged began between the settled write and r, or, where that was seen and never
-confirmed, a crash: nobody promised to keep it. Severity else: ``safety``.
+contract lets destroy what was acknowledged began between the settled write, or the begin of the last read that saw it,
+and r; or, where it was not confirmed by then, a crash: nobody had promised to keep it. Severity else: ``safety``.
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ class _Register:
         """The settled write that began last."""
         self.newest_set: Send | None = None
         """Likewise, of those that are no removal."""
-        self.pending: list[tuple[int, Send]] = []
-        """What reads saw, and when; not taken into account yet."""
+        self.pending: list[tuple[Read, Send]] = []
+        """What reads saw; not taken into account yet."""
+        self.there_idx: dict[str, int] = {}
+        """By value, where the last read begins that saw it."""
 
     def settle(self, until_idx: int) -> None:
         """Take into account what is settled for a read that is invoked then."""
         while self.place < len(self.confirmed) and self.confirmed[self.place].cpl_idx < until_idx:
             self._newer(self.confirmed[self.place])
             self.place += 1
-        for idx, write in self.pending:
-            if idx < until_idx:
+        for read, write in self.pending:
+            if read.idx < until_idx:
                 self._newer(write)
-        self.pending = [each for each in self.pending if each[0] >= until_idx]
+                self.there_idx[write.value] = max(read.inv_idx, self.there_idx.get(write.value, -1))
+        self.pending = [each for each in self.pending if each[0].idx >= until_idx]
 
     def _newer(self, write: Send) -> None:
         if self.newest is None or write.inv_idx > self.newest.inv_idx:
@@ -100,7 +103,7 @@ def _judge(tables: Tables, contract: Contract, register: _Register, read: Read) 
         if register.may_be_empty(read.idx):
             return None
         assert register.newest_set is not None
-        return _row(tables, contract, "R2", read, register.newest_set, "nothing where a message must be")
+        return _row(tables, contract, "R2", read, register, register.newest_set, "nothing where a message must be")
     write = tables.sends.get(read.value)
     if (
         write is None
@@ -109,19 +112,29 @@ def _judge(tables: Tables, contract: Contract, register: _Register, read: Read) 
         or write.status is OpType.FAIL
         or write.key.rpartition(":")[0] != read.topic
     ):
-        return _row(tables, contract, "R3", read, None, "never written there")
-    register.pending.append((read.idx, write))
+        return _row(tables, contract, "R3", read, register, None, "never written there")
+    register.pending.append((read, write))
     newest = register.newest
     if newest is None or not _after(write, newest):
         return None
-    return _row(tables, contract, "R1", read, newest, "removed" if newest.removes else "replaced")
+    return _row(tables, contract, "R1", read, register, newest, "removed" if newest.removes else "replaced")
 
 
-def _row(tables: Tables, contract: Contract, anomaly: str, read: Read, settled: Send | None, detail: str) -> Anomaly:
-    excused = settled is not None and (
-        destroyed(tables, contract, settled.inv_idx, read.idx)
-        or (settled.status is not OpType.OK and active(tables, CRASHING, settled.inv_idx, read.idx))
-    )
+def _row(
+    tables: Tables,
+    contract: Contract,
+    anomaly: str,
+    read: Read,
+    register: _Register,
+    settled: Send | None,
+    detail: str,
+) -> Anomaly:
+    excused = False
+    if settled is not None:
+        there_idx = max(settled.inv_idx, register.there_idx.get(settled.value, -1))
+        excused = destroyed(tables, contract, there_idx, read.idx) or (
+            not 0 <= settled.cpl_idx < read.idx and active(tables, CRASHING, there_idx, read.idx)
+        )
     return Anomaly(
         checker=CHECKER,
         anomaly=anomaly,

@@ -35,11 +35,11 @@ below), ``time_ns`` only measures.
     One row per WILL, and per READ ``ok``, with their invocations.
 
 Besides: ``subscribed[queue, group]`` is the ``idx`` of the group's first SUBSCRIBE ``ok``; ``latest[queue, group]``
-that of its first SUBSCRIBE of any type, where that asks to begin at the latest message, ``begun_again[queue, group]``
-that of the last ``ok`` of such; ``drains[queue, group]`` the
-last DRAIN event (of any type but ``invoke``) of that scope; ``started[process]`` the ``idx`` of its first event. A
-scope whose own DRAIN is ``fail`` has *ended*: nothing is owed to it. Queues that begin with ``$mqtt/`` are topic
-spaces of plain MQTT, whose groups are sessions and shares.
+that of its first SUBSCRIBE of any type, where that asks to begin at the latest message, ``latest_ok[queue, group]``
+``op`` and ``idx`` of all ``ok`` of such; ``drains[queue, group]`` the last DRAIN event (of any type but ``invoke``) of
+that scope; ``started[process]`` the ``idx`` of its first event; ``ignored[queue, group, value]`` the ``op`` of the last
+such IGNORE. A scope whose own DRAIN is ``fail`` has *ended*: nothing is owed to it. Queues that begin with ``$mqtt/``
+are topic spaces of plain MQTT, whose groups are sessions and shares.
 """
 
 from __future__ import annotations
@@ -197,6 +197,8 @@ class Forgotten:
         """Settlements that were confirmed."""
         self.bounds: dict[Scope, dict[str, tuple[int, int]]] = {}
         """By group, or "" for dead letters, and by producer: least and greatest sequence number."""
+        self.newest: dict[Scope, int] = {}
+        """Where the publish begins that was the last to begin, of those that the group got."""
 
     def count_straight(self, sent: HistoryEvent, groups: Collection[str]) -> None:
         """One value that each of these groups got once and acknowledged."""
@@ -211,6 +213,8 @@ class Forgotten:
 
     def _read(self, sent: HistoryEvent, group: str) -> None:
         scope, seq = (sent.queue, group), sent.seq
+        if sent.index > self.newest.get(scope, -1):
+            self.newest[scope] = sent.index
         read = self.bounds.get(scope)
         if read is None:
             read = self.bounds[scope] = {}
@@ -262,7 +266,10 @@ class Tables:
         self.drains: dict[Scope, HistoryEvent] = {}
         self.started: dict[str, int] = {}
         self.latest: dict[Scope, int] = {}
-        self.begun_again: dict[Scope, int] = {}
+        self.latest_ok: dict[Scope, list[tuple[int, int]]] = {}
+        """Invocation and answer of each SUBSCRIBE that asks to begin at the latest message, in order."""
+        self.ignored: dict[Subject, int] = {}
+        """Messages whose packet identifier their client had in use, and where it got the one that has it."""
         self.commits: dict[str, Commit] = {}
         self.sessions: dict[str, list[Link]] = {}
         self.links: dict[str, Link] = {}
@@ -459,7 +466,7 @@ class Builder:
             if event.type is OpType.OK:
                 tables.subscribed.setdefault(scope, event.index)
                 if event.reason == "latest":
-                    tables.begun_again[scope] = event.index
+                    tables.latest_ok.setdefault(scope, []).append((event.op, event.index))
             elif event.type is OpType.INVOKE and event.reason == "latest":
                 tables.latest.setdefault(scope, event.index)
         elif kind is OpKind.UNSUBSCRIBE:
@@ -471,6 +478,8 @@ class Builder:
             self.connect(event)
         elif kind is OpKind.WILL:
             self.will(event)
+        elif kind is OpKind.IGNORE:
+            tables.ignored[event.queue, event.group, event.value] = event.op
         elif kind is OpKind.READ:
             self.read(event)
         elif kind is OpKind.COMMIT:
@@ -557,7 +566,7 @@ class Builder:
         tables = other.tables
         tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
         tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
-        tables.begun_again = common.begun_again
+        tables.latest_ok = common.latest_ok
         tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
         tables.unbound = common.unbound
         take = other.take

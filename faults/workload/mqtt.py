@@ -123,8 +123,8 @@ class Session:
         self.name = name
         self.share = share
         self.lives = 0
-        self.received: set[int] = set()
-        """Packet identifiers of QoS 2 messages that the broker has not released yet."""
+        self.received: dict[int, tuple[str, int]] = {}
+        """Packet identifiers of QoS 2 messages that the broker has not released yet; value and event of each."""
         self.subscribed = False
         self.devices: list[SubscriberClient] = []
         self.active: SubscriberClient | None = None
@@ -320,25 +320,31 @@ class SubscriberClient(MqttClient):
         session = self._session
         if session.connected is not self:
             return
-        if packet.qos < 2 or packet.packet_id not in session.received:
-            self._record(packet, now)
+        message = identity_of(packet)
+        if packet.qos < 2:
+            self._record(OpKind.DELIVER, packet, message, now)
+        elif packet.packet_id not in session.received:
+            index = self._record(OpKind.DELIVER, packet, message, now)
+            session.received[packet.packet_id] = (message["value"], index)
+        elif session.received[packet.packet_id][0] != message["value"]:
+            message["op"] = session.received[packet.packet_id][1]
+            self._record(OpKind.IGNORE, packet, message, now)
         if packet.qos == 1:
             self._send(Puback(packet_id=packet.packet_id))
         elif packet.qos == 2:
-            session.received.add(packet.packet_id)
             self._send(Pubrec(packet_id=packet.packet_id))
 
     def _on_pubrel(self, packet: Pubrel, now: float) -> None:
         if self._session.connected is self:
-            self._session.received.discard(packet.packet_id)
+            self._session.received.pop(packet.packet_id, None)
             self._send(Pubcomp(packet_id=packet.packet_id))
 
-    def _record(self, packet: Publish, now: float) -> None:
+    def _record(self, f: OpKind, packet: Publish, message: EventFields, now: float) -> int:
         group = self._session.group
-        fields = identity_of(packet)
-        fields |= {"queue": self._session.queue, "group": group, "qos": packet.qos, "redelivered": packet.dup}
-        self.history.record(now, self.process, OpKind.DELIVER, OpType.OK, **fields)
-        self._ledger.seen(fields["value"], group, now)
+        message |= {"queue": self._session.queue, "group": group, "qos": packet.qos, "redelivered": packet.dup}
+        if f is OpKind.DELIVER:
+            self._ledger.seen(message["value"], group, now)
+        return self.history.record(now, self.process, f, OpType.OK, **message)
 
 
 def identity_of(packet: Publish) -> EventFields:

@@ -52,6 +52,9 @@ class OpKind(StrEnum):
     """A client asks whether what ``key`` names is there: ``ok`` if it is, ``fail`` if not."""
     DELIVER = "deliver"
     """The broker pushed a message to a consumer; one event of type ``ok``, without invocation."""
+    IGNORE = "ignore"
+    """A message of QoS 2 came under a packet identifier that the client still has in use for another one, whose DELIVER
+    ``op`` is: MQTT has it answer, and not deliver it (4.3.3)."""
     ACK = "ack"
     NACK = "nack"
     REJECT = "reject"

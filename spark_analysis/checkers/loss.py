@@ -15,31 +15,40 @@ final AS (  -- settled for good, or perhaps so
         ON f.run_id = s.run_id AND f.refuses AND f.from_idx < s.cpl_idx AND f.to_idx > s.inv_idx
     WHERE s.kind IN ('ack', 'reject') AND (s.status <> 'fail' OR f.run_id IS NOT NULL)
 ),
+ignored AS (  -- its packet identifier was in use, for what came there
+    SELECT run_id, queue, consumer_group, value, max_by(op, idx) AS held_idx
+    FROM {events} WHERE f = 'ignore' GROUP BY run_id, queue, consumer_group, value
+),
 fates AS (  -- what became of every send, in every closed scope of its queue
-    SELECT s.*, c.consumer_group, c.since, c.begun_again, r.idx AS read_idx, r.process AS reader,
+    SELECT s.*, c.consumer_group, c.since, c.began_anew, r.idx AS read_idx, r.process AS reader, i.held_idx,
            d.value IS NOT NULL AS is_dead, f.value IS NOT NULL AS is_final
     FROM {sends} s
     JOIN {scopes} c ON c.run_id = s.run_id AND c.queue = s.queue AND c.listed AND c.closed
     LEFT JOIN {main} r ON r.run_id = s.run_id AND r.queue = s.queue AND r.consumer_group = c.consumer_group
         AND r.value = s.value AND r.nth = r.times
+    LEFT JOIN ignored i ON i.run_id = s.run_id AND i.queue = s.queue AND i.consumer_group = c.consumer_group
+        AND i.value = s.value
     LEFT JOIN dead d ON d.run_id = s.run_id AND d.queue = s.queue AND d.value = s.value
     LEFT JOIN final f ON f.run_id = s.run_id AND f.queue = s.queue AND f.consumer_group = c.consumer_group
         AND f.value = s.value
 ),
 placed AS (  -- how far each producer's stream arrived
     SELECT *, min(CASE WHEN read_idx IS NOT NULL OR is_dead THEN seq END) OVER stream AS least,
-           max(CASE WHEN read_idx IS NOT NULL OR is_dead THEN seq END) OVER stream AS greatest
-    FROM fates WINDOW stream AS (PARTITION BY run_id, queue, consumer_group, producer)
+           max(CASE WHEN read_idx IS NOT NULL OR is_dead THEN seq END) OVER stream AS greatest,
+           coalesce(max(CASE WHEN read_idx IS NOT NULL THEN inv_idx END) OVER scope, -1) AS newest
+    FROM fates WINDOW stream AS (PARTITION BY run_id, queue, consumer_group, producer),
+                      scope AS (PARTITION BY run_id, queue, consumer_group)
 ),
 missing AS (
-    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to, least(b.since, p.read_idx) AS sent_idx
+    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to, k.back_idx, least(b.since, p.read_idx) AS sent_idx
     FROM placed p JOIN {contracts} k ON k.run_id = p.run_id
     LEFT JOIN {started} b ON b.run_id = p.run_id AND b.process = p.reader  -- it may have been on its way since then
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
 )
 SELECT run_id, 'lost' AS checker, 'A1' AS anomaly,
-       CASE WHEN may_lose OR if(startswith(queue, '$mqtt/') AND (qos = 2 OR least IS NULL OR seq > greatest)
-                                OR inv_idx < begun_again, since, asked_idx) < destroyed_to
+       CASE WHEN may_lose OR asked_idx < destroyed_to OR since < destroyed_to AND if(
+                     startswith(queue, '$mqtt/'), newest < cpl_idx OR coalesce(held_idx < back_idx, FALSE),
+                     inv_idx < began_anew)
             THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, cpl_idx AS idx,
        CASE WHEN least IS NULL THEN 'all' WHEN seq < least THEN 'prefix'

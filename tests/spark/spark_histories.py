@@ -302,6 +302,7 @@ _KINDS = (
         OpKind.SESSION_END,
         OpKind.FAULT,
         OpKind.DRAIN,
+        OpKind.IGNORE,
         OpKind.COMMIT,
         OpKind.CANCEL,
     ]
@@ -385,7 +386,11 @@ def _random_event(
         return HistoryEvent(**common, type=rng.choice(ends), **scope)
     if kind is OpKind.SUBSCRIBE:
         type_, reason = rng.choice((outcome, OpType.INVOKE)), rng.choice(("", "latest"))
-        return HistoryEvent(**common, type=type_, queue=queue, group=group, reason=reason)
+        return HistoryEvent(**common, type=type_, queue=queue, group=group, reason=reason, op=op)
+    if kind is OpKind.IGNORE:
+        delivered = [event.index for event in before if event.f is OpKind.DELIVER]
+        op = rng.choice(delivered or [-1])
+        return HistoryEvent(**common, type=OpType.OK, queue=queue, group=group, value=value, op=op)
     return HistoryEvent(**common, type=OpType.OK)
 
 
