@@ -40,7 +40,8 @@ placed AS (  -- how far each producer's stream arrived
                       scope AS (PARTITION BY run_id, queue, consumer_group)
 ),
 missing AS (
-    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to, k.back_idx, least(b.since, p.read_idx) AS sent_idx
+    SELECT p.*, k.delivery = 'at_most_once' AS may_lose, k.destroyed_to, k.back_idx,
+           least(b.since, p.read_idx) AS sent_idx
     FROM placed p JOIN {contracts} k ON k.run_id = p.run_id
     LEFT JOIN {started} b ON b.run_id = p.run_id AND b.process = p.reader  -- it may have been on its way since then
     WHERE p.status = 'ok' AND p.inv_idx > p.since AND NOT p.is_dead
