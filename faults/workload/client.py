@@ -19,7 +19,7 @@ from typing import ClassVar
 import msgspec
 
 from assay.conformance.wire import Properties, Publish
-from assay.faults.fault_kinds import Fault, names_a_client
+from assay.faults.scenario import Fault, names_a_client
 from assay.faults.workload.history import EventFields, HistoryRecorder
 from assay.faults.workload_kinds import Absences, Workload
 from assay.reference_broker.trace.schema import OpKind, OpType
