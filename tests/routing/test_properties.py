@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -168,7 +171,38 @@ def test_they_count_as_memory(properties: MessageProperties) -> None:
     bare = memory_bytes(Message(topic="t", payload=b""))
     size = memory_bytes(Message(topic="t", payload=b"", properties=properties))
     assert size - bare == properties_bytes(properties)
-    texts = sum(len(name) + len(data) for name, data in properties.sections) + sum(
-        len(n) for n, _ in properties.headers
-    )
-    assert properties_bytes(properties) >= texts
+
+
+def _texts(content: object) -> Iterator[str | bytes]:
+    """All that they hold: texts, bytes, and names of headers and sections."""
+    if isinstance(content, MessageProperties):
+        for name in content.__struct_fields__:
+            yield from _texts(getattr(content, name))
+    elif isinstance(content, Typed):
+        yield from _texts(content.value)
+    elif isinstance(content, tuple):
+        for part in content:
+            yield from _texts(part)
+    elif isinstance(content, str | bytes):
+        yield content
+
+
+def _stretched(content: Any) -> Any:
+    """Each of them ten times as long."""
+    if isinstance(content, MessageProperties):
+        fields = {name: _stretched(getattr(content, name)) for name in content.__struct_fields__}
+        return msgspec.structs.replace(content, **fields)
+    if isinstance(content, Typed):
+        return Typed(content.kind, _stretched(content.value))
+    if isinstance(content, tuple):
+        return tuple(map(_stretched, content))
+    return content * 10 if isinstance(content, str | bytes) else content
+
+
+@given(PROPERTIES)
+def test_whatever_is_longer_counts_for_more(properties: MessageProperties) -> None:
+    """Found by a mutant: a long name of a section made a message smaller. A character takes up to four bytes."""
+    size, texts = properties_bytes(properties), list(_texts(properties))
+    a_time = sum(len(text) * (4 if isinstance(text, str) else 1) for text in texts)
+    assert size >= a_time
+    assert properties_bytes(_stretched(properties)) >= size + 9 * a_time

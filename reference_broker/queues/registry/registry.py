@@ -75,7 +75,7 @@ class QueueRegistry:
         tracer: Tracer | None,
         on_change: Callable[[], None],
     ) -> None:
-        """``on_change`` is called whenever a queue came, changed or went."""
+        """``on_change`` is called whenever a queue came, went, or has other settings."""
         self._config = config
         self._store = store
         self._agenda = agenda
@@ -440,7 +440,6 @@ class QueueRegistry:
                 raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
             for partition in added:
                 self._agenda.owners[partition] = queue
-            self._on_change()
         return queue
 
     # -- going ---------------------------------------------------------------------------------------------------
