@@ -12,6 +12,7 @@ from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.queue import queue as queue_module
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
 from assay.reference_broker.storage.pending_state import PendingState
 
@@ -252,4 +253,31 @@ _slip(
     "reset",
     "                group.forget(entry)\n",
     "                if entry.consumer is None or entry.delivery_count < 2:\n                    group.forget(entry)\n",
+)
+
+# -- settings of queues in use ---------------------------------------------------------------------------------------
+
+_slip(
+    "lower-limits-spare-holders",
+    "a consumer that holds something keeps the limit that it had when the limit of its queue becomes another",
+    ConsumerGroup,
+    "reconfigure",
+    "        consumer.limit = min(",
+    "        consumer.limit = consumer.limit if consumer.in_flight else min(",
+)
+_slip(
+    "limits-of-groups-not-written",
+    "the limit on what a group may hold is not written down when it becomes another",
+    queue_module.DurableQueue,
+    "reconfigure",
+    "update_description(settings=settings)",
+    'update_description(settings={name: value for name, value in settings.items() if name != "group"})',
+)
+_slip(
+    "spoilt-changes-taken",
+    "a setting that is fixed for life is passed over in a request that changes one of retries or groups",
+    QueueRegistry,
+    "update",
+    "for field in FIXED:",
+    "for field in FIXED if not any(isinstance(value, dict) for value in changes.values()) else ():",
 )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.books import violation
 from assay.conformance.explore.queues.clients import ADMIN, QueueClients
@@ -114,6 +116,30 @@ class Asking(QueueClients):
         request = {"count": step.partitions}
         answered = self.oracle.grow(queue, step.partitions)
         self._told(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request), answered)
+
+    def _change(self, step: plan.Change) -> None:
+        """What a setting made of what was asked for before is not judged: no limit becomes lower than what is there."""
+        queue, settings = self._queue(step.queue), self._queue(step.queue).plan
+        was = getattr(settings, step.setting)
+        is_sure = {
+            "max_retries": step.value >= was,
+            "max_depth": was and settings.overflow != "dead_letter_oldest",
+            "max_message_bytes": was,
+        }.get(step.setting, True)
+        if step.setting == "max_depth" and step.value < was:
+            is_sure = is_sure and settings.overflow == "reject"
+        copies = [copy for group in queue.groups.values() for copy in group.open_copies()]
+        members = [member for group in queue.groups.values() for member in group.members.values()]
+        if not is_sure or any(self._is_on_its_way(copy, member) for copy in copies for member in members):
+            return
+        outer = {"max_retries": "retry", "group_max_in_flight": "group"}.get(step.setting)
+        named = {step.setting.removeprefix("group_"): step.value}
+        request: dict[str, Any] = {outer: named} if outer else named
+        if step.spoilt:
+            request["ordering"] = "none" if settings.ordering != "none" else "partition"
+        changed = None if step.spoilt else msgspec.structs.replace(settings, **{step.setting: step.value})
+        answered = self.oracle.change(queue, changed)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/config", request), answered)
 
     def _group_id(self, group: Group) -> str:
         return group.told or group.name

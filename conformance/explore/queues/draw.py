@@ -25,6 +25,14 @@ _NEARLY_S = 40
 """What waits for the short time is due soon after it."""
 _AGED = 3
 """Of eleven lives, the one in which messages become too old for a retry."""
+_VALUES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    *[("max_in_flight", (1, 2, 4, 100))] * 2,
+    *[("group_max_in_flight", (0, 1, 2, 5))] * 2,
+    ("max_retries", (1, 2, 3, 50)),
+    ("max_depth", (1, 2, 5, 9)),
+    ("max_message_bytes", (300, 350, 500)),
+)
+"""Settings that change, and what they become."""
 _ODD = ("queue", "rich", "lane", "ttl_s", "expiry_s")
 _CHANGES: tuple[dict[str, Any], ...] = (
     *({"key": key} for key in _KEYS),
@@ -190,6 +198,34 @@ class _Waits:
             yield draw.join(consumer)
             yield plan.Advance(seconds=pick(ADVANCES_S[:2]))
             yield draw.settle()
+
+
+class _Settings:
+    """The end of other lives: settings of queues in use change, and what comes next meets the new ones."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance = draw, chance
+
+    def change(self) -> plan.Change:
+        pick = self._chance.choice
+        setting, values = pick(_VALUES)
+        return plan.Change(
+            queue=pick((0, 0, 1)), setting=setting, value=pick(values), spoilt=pick((False, False, False, True))
+        )
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        yield draw.join(pick((0, 0, 1)))
+        for _ in range(pick((2, 3, 5))):
+            for _ in range(pick((1, 1, 2))):
+                yield self.change()
+            if draw.bent.restart and pick((True, *[False] * 7)):
+                yield plan.Restart()
+                draw.gone()
+            if pick((True, False)):
+                yield draw.join(pick((0, 1, 2)))
+            for _ in range(pick((2, 4, 7))):
+                yield pick((draw.publish, draw.publish, draw.settle, draw.step))()
 
 
 class _Draw:
@@ -418,8 +454,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     consumers = draw.consumers(len(groups))
     steps = list(draw.steps())
     stream = Random(f"queues/{seed}/{number}/stream")
-    if number % 3 == 0 and stream.choice((True, False)):
-        steps += _Stream(draw, stream).steps()
+    if number % 3 == 0:
+        steps += (_Stream if stream.choice((True, False)) else _Settings)(draw, stream).steps()
     elif number % 3 == 1 and stream.choice((True, False)):
         steps += _Tail(draw, stream).steps()
     elif number % 3 == 2 and stream.choice((True, False)) and draw.bent.restart and draw.bent.clock:

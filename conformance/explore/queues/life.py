@@ -196,6 +196,17 @@ class Grow(_Step, frozen=True, kw_only=True, tag="grow"):
     partitions: int = 2
 
 
+class Change(_Step, frozen=True, kw_only=True, tag="change"):
+    """A setting of a queue in use becomes another, if it is one that lives can tell."""
+
+    queue: int = 0
+    setting: str = "max_in_flight"
+    """max_in_flight, group_max_in_flight, max_retries, max_depth or max_message_bytes."""
+    value: int = 1
+    spoilt: bool = False
+    """Together with one that is fixed for life: all of it is refused."""
+
+
 class Number(Enum):
     """What a producer sends that numbers its messages."""
 
@@ -261,6 +272,7 @@ Step = (
     | Claim
     | Commit
     | Grow
+    | Change
     | Numbered
     | Stray
     | Look

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from assay.conformance.explore.queues.books import Undo, spots_of, violation
 from assay.conformance.explore.queues.deliveries import judge_content, judge_order, judge_partition, judge_receipt
-from assay.conformance.explore.queues.life import GroupPlan
+from assay.conformance.explore.queues.life import GroupPlan, QueuePlan
 from assay.conformance.explore.queues.limits import Limits
 from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.settlements import Settlements
@@ -303,6 +303,30 @@ class Oracle(Limits, Settlements):
 
         return answered
 
+    def change(self, queue: Queue, changed: QueuePlan | None) -> Undo:
+        """A queue was asked for other settings, nothing of it being on its way; None: for some that it cannot have."""
+        was, where = queue.plan, f"{queue.name}: other settings"
+        if changed is not None:
+            # Either of them holds until the answer.
+            self._set(queue, was if _is_looser(was, changed) else changed)
+
+        def answered(accepted: bool | None) -> None:
+            if accepted and changed is None:
+                raise violation(QueueRule.REQUEST, f"{where} are taken, one of which is fixed for life", "Q-ADMIN-06")
+            if accepted is False and changed is not None:
+                raise violation(QueueRule.REQUEST, f"{where} are refused: {changed}", "Q-ADMIN-04")
+            if changed is not None:
+                self._set(queue, changed)
+
+        return answered
+
+    @staticmethod
+    def _set(queue: Queue, settings: QueuePlan) -> None:
+        queue.plan = settings
+        for group in queue.groups.values():
+            for member in group.members.values():
+                member.set_limits()
+
     def grow(self, queue: Queue, partitions: int) -> Undo:
         """A queue was asked to have so many partitions."""
         was = queue.partitions
@@ -535,3 +559,12 @@ def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, bool]:
         return False, False
     counts = letter.counts_before | {spot.deliveries for spot in source.spots if spot.kind is Kind.DEAD}
     return told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}, not letter.is_there
+
+
+def _is_looser(one: QueuePlan, other: QueuePlan) -> bool:
+    """Of two that differ in limits on what is in flight alone, if in those: whether it lets more of it be."""
+
+    def limits(settings: QueuePlan) -> list[float]:
+        return [each or NEVER for each in (settings.max_in_flight, settings.group_max_in_flight)]
+
+    return limits(one) >= limits(other)

@@ -160,6 +160,8 @@ class QueuePlayer(NumberedRequests):
                 self._commit(step)
             case plan.Grow():
                 self._grow(step)
+            case plan.Change():
+                self._change(step)
             case plan.Numbered():
                 self.number(step)
             case plan.Stray():

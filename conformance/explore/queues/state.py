@@ -234,16 +234,20 @@ class Member:
     """A consumer's connection, from SUBSCRIBE on."""
 
     def __init__(self, group: Group, name: str, client_id: str, prefetch: int, receive_maximum: int, when: int) -> None:
-        self.group, self.name, self.client_id = group, name, client_id
+        self.group, self.name, self.client_id, self._prefetch = group, name, client_id, prefetch
         self.receive_maximum = receive_maximum or 65_535
         self.joined = when
         self.left: int | None = None
         self.unacknowledged: set[int] = set()
         self.withholds = False
-        plan = group.queue.plan
-        limits = [each for each in (prefetch, 0 if group.is_dead else plan.max_in_flight) if each]
+        self.set_limits()
+
+    def set_limits(self) -> None:
+        """By the settings of its queue as they are now."""
+        is_dead, plan = self.group.is_dead, self.group.queue.plan
+        limits = [each for each in (self._prefetch, 0 if is_dead else plan.max_in_flight) if each]
         self.limit = min(limits, default=10**6)
-        self.certain_limit = self.limit if prefetch or not group.is_dead else 10**6
+        self.certain_limit = self.limit if self._prefetch or not is_dead else 10**6
 
     @property
     def window(self) -> int:

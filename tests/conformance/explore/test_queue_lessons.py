@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from assay.conformance.explore.queues import life as plan
@@ -573,3 +574,37 @@ def test_without_an_order_partitions_are_everybodys() -> None:
     one, two = bench.join("one"), bench.join("two")
     for offset, member in enumerate((one, two, one, two)):
         bench.gives(member, bench.publish(partition=0), offset)
+
+
+# Settings that change
+
+
+def changed(bench: Bench, **settings: Any) -> Callable[[bool | None], None]:
+    return bench.oracle.change(bench.queue, msgspec.structs.replace(bench.queue.plan, **settings))
+
+
+def test_a_lower_limit_takes_nothing_from_who_holds_more() -> None:
+    bench = Bench(max_in_flight=100)
+    member, messages = bench.join(), [bench.publish() for _ in range(4)]
+    for offset, message in enumerate(messages[:2]):
+        bench.gives(member, message, offset)
+    changed(bench, max_in_flight=2)(True)
+    accused("Q-SETTLE-13", lambda: bench.gives(member, messages[2], 2))
+    changed(bench, max_in_flight=3)(True)
+    bench.gives(member, messages[2], 2)
+
+
+def test_a_higher_limit_may_hold_before_the_change_is_confirmed() -> None:
+    bench = Bench(group_max_in_flight=1)
+    member, first, second = bench.join(), bench.publish(), bench.publish()
+    bench.gives(member, first, 0)
+    answered = changed(bench, group_max_in_flight=0)
+    bench.gives(member, second, 1)
+    answered(True)
+
+
+def test_changes_are_taken_or_refused_as_they_have_to_be() -> None:
+    bench = Bench()
+    accused("Q-ADMIN-04", lambda: changed(bench, max_retries=60)(False))
+    bench.oracle.change(bench.queue, None)(False)
+    accused("Q-ADMIN-06", lambda: bench.oracle.change(bench.queue, None)(True))
