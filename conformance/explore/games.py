@@ -9,7 +9,7 @@ from assay.conformance.explore import draw, life, shrink
 from assay.conformance.explore.amqp import draw as amqp_draw
 from assay.conformance.explore.amqp import life as amqp_life
 from assay.conformance.explore.amqp.player import AmqpPlayer
-from assay.conformance.explore.held import HELD
+from assay.conformance.explore.held import HELD, HELD_OF_QUEUES
 from assay.conformance.explore.player import Player
 from assay.conformance.explore.queues import draw as queue_draw
 from assay.conformance.explore.queues import life as queue_life
@@ -63,7 +63,7 @@ GAMES: dict[str, Game] = {
             "queues": {"segment_bytes": 16_384},
             "testing": {"movable_clock": True},
         },
-        {"clock": True},
+        {"clock": True, "held": HELD + HELD_OF_QUEUES},
         25,
     ),
 }

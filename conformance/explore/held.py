@@ -25,6 +25,13 @@ HELD = (
     "bytes/unread",
 )
 """``$SYS`` topics of ours with what is held for clients at a time: all of it is let go of with them."""
+HELD_OF_QUEUES = (
+    "queues/count",
+    "queues/partitions/count",
+    "queues/groups/count",
+    "queues/known/bytes",
+)
+"""Likewise, where lives delete their queues."""
 _POLL_S = 0.01
 """Between two looks: a broker learns of the end of a connection a moment later."""
 

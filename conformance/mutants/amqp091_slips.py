@@ -11,6 +11,7 @@ from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import routes
 from assay.reference_broker.amqp091.topology.tables import DirectTable, HeadersTable, TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+from assay.reference_broker.queues.registry.registry import QueueRegistry
 
 _ROWS: dict[str, Row] = {
     # Routing
@@ -216,6 +217,14 @@ _ROWS: dict[str, Row] = {
         "lane_of",
         "level = min(priority or 0, most)",
         "level = priority or 0\n    level = level if level <= most else 0",
+    ),
+    # What is held
+    "amqp-deleted-queues-keep-what-they-knew": (
+        "what a queue remembers of how to store messages is not let go of when it is deleted",
+        QueueRegistry,
+        "delete",
+        "    queue.forget_known()\n",
+        "",
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from assay.conformance.case import CLOCK_TOPIC
@@ -16,6 +16,7 @@ from assay.conformance.explore.amqp.state import NEVER, Consumer, Link, Message,
 from assay.conformance.explore.amqp.topology import Binding, Exchange
 from assay.conformance.explore.amqp.wires import PATIENCE_S, POLL_S, AmqpControl, AmqpWire, outcome_of
 from assay.conformance.explore.control import Control
+from assay.conformance.explore.held import Held
 from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.targets import CapabilityValue, Endpoint
 from assay.conformance.targets.amqp import amqp_endpoint
@@ -47,13 +48,15 @@ class AmqpPlayer(AmqpAsking):
         patience_s: float = PATIENCE_S,
         restart: Callable[[float], Endpoint] | None = None,
         clock: bool = False,
+        held: Collection[str] = (),
     ) -> None:
         """``capabilities`` are told what the broker's queues and exchanges can be asked for. ``clock``: it can be moved
-        over MQTT on the same port."""
+        over MQTT on the same port, where ``held`` is asked for, too: names for :class:`Held`."""
         super().__init__(endpoint, capabilities, patience_s)
         self.restart = restart
         self._run, self._numbers = run_token, itertools.count(1)
         self.ahead_s = 0.0
+        self._mqtt, self._held = Control(self.endpoint, 5), Held(held)
         if PROBED not in capabilities:
             capabilities |= {**probed(self.control, f"assay.{run_token}.probe"), "clock": clock}
 
@@ -68,6 +71,7 @@ class AmqpPlayer(AmqpAsking):
         self._tags = itertools.count(1)
         self._declared: dict[tuple[str, str], None] = {}
         self._hasty = False
+        self._held.begin(self._mqtt, self.patience_s)
         try:
             for number, step in enumerate(life.steps, 1):
                 self.note(f"step {number}: {type(step).__name__}")
@@ -80,6 +84,7 @@ class AmqpPlayer(AmqpAsking):
             self.wires = {}
             with contextlib.suppress(TargetUnreachableError):
                 self._tidy()
+        self._held.end(self._mqtt, self.patience_s)
 
     def _tidy(self) -> None:
         for kind, name in self._declared:
@@ -624,10 +629,8 @@ class AmqpPlayer(AmqpAsking):
     def _advance(self, seconds: int) -> None:
         if not self.capabilities.get("clock", False):
             return
-        mover = Control(self.endpoint, 5)
-        mover.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
-        mover.round_trip()
-        mover.close()
+        self._mqtt.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
+        self._mqtt.round_trip()
         self.ahead_s += seconds
         self.note(f"the broker's clock was moved by {seconds} s")
         self.oracle.moved_clock(self.now)
@@ -654,6 +657,8 @@ class AmqpPlayer(AmqpAsking):
         self.endpoint = amqp_endpoint(self.base, self.capabilities)
         self.control.close()
         self.control = AmqpControl(self.endpoint)
+        self._mqtt.close()
+        self._mqtt = Control(self.endpoint, 5)
         self.note("the broker was killed and started again")
         for wire in self.wires.values():
             if wire.open:

@@ -85,6 +85,7 @@ BUGS = {
     "amqp-requeue-ignored": {"message-lost", "message-lost-by-a-restart", "undelivered"},
     "amqp-direct-unbound-with-its-neighbours": {"connection-ended", "message-lost", "return", "return-missing"},
     "amqp-unbound-is-remembered": {"never-routed-there", "return-missing", "return-after-its-confirm"},
+    "amqp-deleted-queues-keep-what-they-knew": {"figures"},
 }
 """Mutant to the kinds of finding that it is."""
 
@@ -131,7 +132,7 @@ def test_the_sound_broker_is_not_accused(nursery: Nursery) -> None:
 def test_a_planted_bug_is_found(nursery: Nursery, mutant: str) -> None:
     seed = 1
     with Campaign(
-        load_target(TARGET), game="amqp091", mutant=mutant, nursery=nursery, patience_s=1.5, shrink_s=10.0
+        load_target(TARGET), game="amqp091", mutant=mutant, nursery=nursery, patience_s=1.5, shrink_s=0.0
     ) as campaign:
         found = campaign.explore(200, seed, max_findings=1)
     (finding,) = [each for each in found.findings if each.counts]
