@@ -28,6 +28,7 @@ from assay.reference_broker.config import (
     BrokerConfig,
     ConfigError,
     ListenerConfig,
+    ListenerProtocol,
     Scope,
     check_config,
     load_config,
@@ -54,6 +55,12 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Replaces the first listener's host. Default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Replaces the first listener's port; 0 = any free port.")] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve HTTP here, too, on the first listener's host: for the commands that operate a broker."
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the durable queues. Without it queues live in memory.")
     ] = None,
@@ -77,7 +84,7 @@ def serve(
         if config is not None:
             settings = read_named_files(load_config(config), config.parent)
         Authenticator(settings.auth, b"")  # for its checks
-        settings = _override(settings, host, port, data_dir, quirk or [])
+        settings = _override(settings, host, port, http_port, data_dir, quirk or [])
         check_config(settings, "the command line")
         find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
@@ -97,13 +104,21 @@ def serve(
 
 
 def _override(
-    settings: BrokerConfig, host: str | None, port: int | None, data_dir: Path | None, quirks: list[str]
+    settings: BrokerConfig,
+    host: str | None,
+    port: int | None,
+    http_port: int | None,
+    data_dir: Path | None,
+    quirks: list[str],
 ) -> BrokerConfig:
     first, *rest = settings.listeners or (ListenerConfig(),)
     if host is not None:
         first = msgspec.structs.replace(first, host=host)
     if port is not None:
         first = msgspec.structs.replace(first, port=port)
+    if http_port is not None:
+        web = ListenerConfig(host=first.host, port=http_port, tls=first.tls, protocols=(ListenerProtocol.HTTP,))
+        rest.append(web)
     folder = settings.data_dir if data_dir is None else str(data_dir)
     return msgspec.structs.replace(
         settings, listeners=(first, *rest), data_dir=folder, quirks=(*settings.quirks, *quirks)

@@ -32,7 +32,19 @@ NEEDS_EXTRA = {
 }
 _LEFT_BEHIND = (".egg-info", "__pycache__", ".pyc", "build", ".tox")
 PARTS = ("reference_broker", "sim", "conformance", "loadtests", "faults", "spark_analysis", "reports")
-WITHOUT_EXTRA = ("serve", "quirks", "hash-password", "token", "storage", "fuzz")
+WITHOUT_EXTRA = (
+    "serve",
+    "quirks",
+    "hash-password",
+    "token",
+    "storage",
+    "fuzz",
+    "queue",
+    "produce",
+    "consume",
+    "top",
+    "context",
+)
 
 
 def run(folder: str, *command: str) -> subprocess.CompletedProcess[str]:

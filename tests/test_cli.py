@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_part_without_importing_any() -> None:
     finished = run("--help")
     assert finished.returncode == 0
-    for name in (*cli._PARTS, *cli._COMMANDS):
+    for name in cli._PARTS:
         assert name in finished.stdout
     probe = "import sys; from assay.cli import build_app; build_app(None); print([m for m in sys.modules if m in %r])"
     heavy = ("pyspark", "locust", "pytest", "plotly", "assay.conformance.cli", "assay.reference_broker.broker")
@@ -59,6 +60,21 @@ def test_options_that_take_several_values_and_flags_may_be_repeated() -> None:
     finished = run("conformance", "list", "--json", "--json", "--area", "ping", "--area", "auth", "-k", "a", "-k", "e")
     assert finished.returncode == 0, finished.stderr
     assert {line.split('"id":"')[1].split("/")[1] for line in finished.stdout.splitlines()} == {"ping", "auth"}
+
+
+@pytest.mark.parametrize(("line", "expected"), [("assay que", "queue"), ("assay queue pur", "purge")])
+def test_a_shell_completes_commands_and_those_of_a_part(line: str, expected: str) -> None:
+    script = "from assay.cli import main; import sys; sys.argv = ['assay']; main()"
+    environment = {
+        **os.environ,
+        "_ASSAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, env=environment, check=False
+    )
+    assert expected in finished.stdout.split()
 
 
 @pytest.mark.parametrize("command", ["serve", "report", "demo", "hash-password"])

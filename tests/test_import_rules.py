@@ -48,6 +48,7 @@ API = "reference_broker.api"
 HTTP = "reference_broker.http"
 GRPC = "reference_broker.grpc_api"
 CLIENTS = "reference_broker.clients"
+COMMANDS = "reference_broker.commands"
 CONFIG_HTTP = "reference_broker.config_http"
 CONFIG_GRPC = "reference_broker.config_grpc"
 CONFIG_SCHEMAS = "reference_broker.config_schemas"
@@ -122,6 +123,8 @@ RULES: dict[str, tuple[str, ...]] = {
     HTTP: (SCHEMAS, API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
     # Of a program of its own: it knows the interface, and nothing of a broker.
     CLIENTS: (f"{GRPC}.schema", f"{GRPC}.errors"),
+    # It asks a broker, whatever that is.
+    COMMANDS: (f"{CLIENTS}.http_client", f"{CLIENTS}.shared", f"{TRACE}.terminal"),
     GRPC: (API, CORE, QUEUES, ROUTING, CONFIG),
     SERVER: (HTTP, GRPC, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (SCHEMAS, STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
@@ -155,7 +158,13 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "loadtests.bench.simulation": ("loadtests", TRACE, "conformance.checkers", "faults.scenario", "sim"),
     # As any client of gRPC, it is made of the .proto files.
-    "loadtests.bench.faces": ("loadtests", "conformance.targets", "conformance.wire", f"{GRPC}.schema"),
+    "loadtests.bench.faces": (
+        "loadtests",
+        "conformance.targets",
+        "conformance.wire",
+        f"{GRPC}.schema",
+        f"{CLIENTS}.http_client",
+    ),
     # The storage bench measures the parts of the broker by themselves.
     "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, QUEUES, ROUTING, STORAGE),
     "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),

@@ -7,8 +7,6 @@ broker's own time.
 
 from __future__ import annotations
 
-import http.client
-import json
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from assay.loadtests.bench.frames import ACK_BYTES, PublishFrames
 from assay.loadtests.bench.handshake import connect
 from assay.loadtests.bench.lines import Line
 from assay.loadtests.packets import PUBACK, acknowledgement, read_publish, split_frames
+from assay.reference_broker.clients.http_client import HttpQueues
 from assay.reference_broker.grpc_api import schema
 
 PAYLOAD_BYTES: Final = 100
@@ -150,18 +149,17 @@ def _mqtt_consume(faces: Faces, queue: str, messages: int) -> None:
 
 
 def _http_publish(faces: Faces, queue: str, messages: int) -> None:
-    parts = urlsplit(faces.urls["http"])
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
-    headers = {"content-type": "application/json"}
-    with closing(connection):
+    with HttpQueues(faces.urls["http"]) as queues:
         for first in range(0, messages, BATCH):
-            wanted = [{"payload": _PAYLOAD.decode()}] * min(BATCH, messages - first)
-            connection.request("POST", f"/api/v1/queues/{queue}/messages", json.dumps({"messages": wanted}), headers)
-            with connection.getresponse() as answer:
-                text = answer.read()
-                if answer.status != 200:
-                    message = f"HTTP answered {answer.status}: {text[:200]!r}"
-                    raise RuntimeError(message)
+            queues.publish_many(queue, [_PAYLOAD] * min(BATCH, messages - first))
+
+
+def _http_consume(faces: Faces, queue: str, messages: int) -> None:
+    with HttpQueues(faces.urls["http"]) as queues:
+        consumed = queues.consume(queue, "bench", max_in_flight=BATCH)
+        for first in range(0, messages, BATCH):
+            queues.ack(*(next(consumed) for _ in range(min(BATCH, messages - first))))
+        consumed.close()
 
 
 def _grpc_batches(faces: Faces, queue: str, messages: int) -> None:
@@ -235,6 +233,7 @@ _PUBLISHING: Final[tuple[tuple[str, str, _Measured, int], ...]] = (
 _CONSUMING: Final[tuple[tuple[str, str, _Measured], ...]] = (
     ("mqtt.consume", "consume: MQTT 3.1.1, QoS 1", _mqtt_consume),
     ("grpc.consume", f"consume: gRPC, ConsumeQueue, Ack of {BATCH}", _grpc_consume),
+    ("http.consume", f"consume: HTTP, {BATCH} in a request, settled together", _http_consume),
     ("grpc.subscribe", "consume: gRPC, Subscribe, BatchAck", _grpc_subscribe),
 )
 

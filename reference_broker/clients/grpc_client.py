@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,50 +9,15 @@ from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
-import msgspec
 from google.rpc import error_details_pb2, status_pb2
 
+from assay.reference_broker.clients.shared import Place, Received, RefusedError, basic
 from assay.reference_broker.grpc_api import schema
 from assay.reference_broker.grpc_api.errors import DETAILS
 
 _SERVICE: Final = "fluxmq.queue.v1.QueueService"
 _NS: Final = 1_000_000_000
 _M: Final = schema.fluxmq()
-
-
-class RefusedError(Exception):
-    """The broker refused, or was not reached. ``code``: as in docs/grpc.md, or the name of gRPC's status."""
-
-    def __init__(self, code: str, text: str, details: Mapping[str, str]) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code = code
-        self.text = text
-        self.details = dict(details)
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message that was published is."""
-
-    message_id: str
-    partition: int
-    offset: int
-
-
-class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that a consumer got. It is to be settled: :meth:`GrpcQueues.ack`, :meth:`GrpcQueues.nack`."""
-
-    queue: str
-    group: str
-    payload: bytes
-    key: str
-    headers: dict[str, str]
-    message_id: str
-    partition: int
-    offset: int
-    receipt: str
-    delivery_count: int
-    enqueued_at: float
-    """Unix seconds."""
 
 
 class GrpcQueues:
@@ -79,7 +43,7 @@ class GrpcQueues:
         if token:
             metadata["authorization"] = f"Bearer {token}"
         elif username:
-            metadata["authorization"] = "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
+            metadata["authorization"] = basic(username, password)
         self._metadata = tuple((name, value) for name, value in metadata.items() if value)
         self._channel: Any = None
         self._calls: dict[str, Any] = {}
