@@ -126,6 +126,8 @@ def write_pairs(answer: Any) -> None:
 
 def flat(answer: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
     """Every member with its dotted name, as ``--set`` takes it."""
+    if isinstance(answer, list) and answer and isinstance(answer[0], Mapping):
+        answer = dict(enumerate(answer))
     if isinstance(answer, Mapping) and answer:
         for name, value in answer.items():
             yield from flat(value, f"{prefix}.{name}" if prefix else str(name))

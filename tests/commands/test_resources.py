@@ -136,6 +136,7 @@ def test_groups(assay: Assay, queue: str) -> None:
     assert table[1].split()[:3] == ["g", "0", "1"], table
     assert queue in assay("group", "list")
     assert re.search(r"^ +0 +0 +2 +3 +1 ", assay("group", "lag", queue, "g"), re.MULTILINE)
+    assert re.search(r"^groups\.0\.lag +1 *$", assay("queue", "stats", queue), re.MULTILINE)
     with HttpQueues(str(assay.environment["ASSAY_SERVER"])) as client:
         held = {"group": "g", "consumer": "stuck"}
         body = {**held, "max_messages": 3, "wait_s": 5}
