@@ -141,6 +141,20 @@ class Asking(QueueClients):
         answered = self.oracle.change(queue, changed)
         self._told(self._admin(f"queue/{queue.owner}{queue.name}/config", request), answered)
 
+    def _replay(self, step: plan.Replay) -> None:
+        """Of letters that came in other ways, or may be there twice, nobody can tell what a replay makes of them."""
+        queue = self._queue(step.queue)
+        letters, settings = queue.letters, queue.plan
+        if letters is None or queue.is_limited or settings.ttl_s or settings.durability == "memory":
+            return
+        there = [letter for letter in letters.messages if not letter.ended]
+        sources = [letter.source for letter in there if letter.source is not None and not letter.counts_before]
+        is_known = all(each.message.place is not None and not each.message.expiry_s for each in sources)
+        if not there or len(sources) < len(there) or not is_known or any(each.may_be_back for each in sources):
+            return
+        answered = self.oracle.replay(letters)
+        self._told(self._admin(f"queue/{queue.owner}{queue.name}/replay"), answered)
+
     def _group_id(self, group: Group) -> str:
         return group.told or group.name
 

@@ -228,8 +228,8 @@ class Books:
         if not plan.total_timeout_s:
             return {again}
         message = copy.message
-        # From when on one counts that waited, or was in a transaction, is not said.
-        is_open = message.delay_s > 0 or message.transaction is not None
+        # From when on one counts that waited, was in a transaction or a dead letter is not said.
+        is_open = message.delay_s > 0 or message.transaction is not None or message.is_replayed
         ends = message.published_at + plan.total_timeout_s
         found = {again} if is_open or min(since, self.now) < ends + SLACK_S else set()
         return found | ({over} if self.now >= ends - SLACK_S else set())

@@ -200,6 +200,32 @@ class _Waits:
             yield draw.settle()
 
 
+class _Back:
+    """The end of other lives: dead letters go back to their queue, over kills as well, and fail again."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance = draw, chance
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        consumer = pick((0, 0, 1))
+        yield draw.join(consumer)
+        for _ in range(pick((1, 2, 3))):
+            for _ in range(pick((2, 3, 5))):
+                yield msgspec.structs.replace(draw.publish(), delay_s=0, ttl_s=0, expiry_s=0, transaction=False)
+            which = pick(((0,), (0, 1), (1, 2), tuple(range(5))))
+            yield plan.Settle(consumer=consumer, verb="reject", which=which)
+            if pick((True, False, False)):
+                yield draw.step()
+            if draw.bent.restart and pick((True, False, False, False)):
+                yield plan.Restart()
+                draw.gone()
+                yield draw.join(consumer)
+            yield plan.Replay(queue=pick((0, 0, 1)))
+            for _ in range(pick((0, 1, 2))):
+                yield pick((draw.settle, draw.step))()
+
+
 class _Settings:
     """The end of other lives: settings of queues in use change, and what comes next meets the new ones."""
 
@@ -456,8 +482,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     stream = Random(f"queues/{seed}/{number}/stream")
     if number % 3 == 0:
         steps += (_Stream if stream.choice((True, False)) else _Settings)(draw, stream).steps()
-    elif number % 3 == 1 and stream.choice((True, False)):
-        steps += _Tail(draw, stream).steps()
+    elif number % 3 == 1:
+        steps += (_Tail if stream.choice((True, False)) else _Back)(draw, stream).steps()
     elif number % 3 == 2 and stream.choice((True, False)) and draw.bent.restart and draw.bent.clock:
         steps += _Waits(draw, stream).steps()
     if number % 11 == _AGED:

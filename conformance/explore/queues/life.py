@@ -207,6 +207,12 @@ class Change(_Step, frozen=True, kw_only=True, tag="change"):
     """Together with one that is fixed for life: all of it is refused."""
 
 
+class Replay(_Step, frozen=True, kw_only=True, tag="replay"):
+    """The dead letters of the queue go back to it."""
+
+    queue: int = 0
+
+
 class Number(Enum):
     """What a producer sends that numbers its messages."""
 
@@ -273,6 +279,7 @@ Step = (
     | Commit
     | Grow
     | Change
+    | Replay
     | Numbered
     | Stray
     | Look

@@ -303,6 +303,50 @@ class Oracle(Limits, Settlements):
 
         return answered
 
+    def replay(self, letters: Queue) -> Undo:
+        """Its dead letters were asked to go back to their queue, which takes all of them."""
+        assert letters.source is not None
+        certain: list[tuple[Message, list[Copy], Message]] = []
+        self.serial += 1
+        for letter in [letter for letter in letters.messages if not letter.ended]:
+            copies = [group.copies[letter] for group in letters.groups.values()]
+            is_settled = bool(copies) and all(copy.must(Kind.GONE) for copy in copies)
+            if is_settled or any(copy.must(Kind.FLIGHT) for copy in copies):
+                continue
+            again = self._again(letters.source, letter)
+            if letter.is_there and not any(self._may_be_sent(copy) or not copy.must(Kind.READY) for copy in copies):
+                certain.append((letter, copies, again))
+            for copy in copies:
+                copy.clauses = ("Q-DLQ-03",)
+                self._become(copy, copy.spots | {GONE})
+            letter.unneeded = True
+
+        def answered(accepted: bool | None) -> None:
+            numbers = [letter.number for letter, _, _ in certain]
+            if accepted is False and certain:
+                raise violation(QueueRule.REQUEST, f"a replay of {letters.name} with {numbers} is refused", "Q-DLQ-02")
+            for letter, copies, again in certain if accepted else ():
+                again.sure = again.confirmed = True
+                again.round = self.round
+                for copy in copies:
+                    self._become(copy, {GONE})
+                if not copies:
+                    self.end(letter, "was sent back to its queue", "Q-DLQ-03")
+
+        return answered
+
+    def _again(self, queue: Queue, letter: Message) -> Message:
+        """What a dead letter is, perhaps, in its own queue."""
+        assert letter.source is not None
+        first, message = letter.source.message, Message(queue, letter.number, self.serial)
+        for name in ("topic", "route", "key", "lane", "payload", "rich", "size", "most_bytes"):
+            setattr(message, name, getattr(first, name))
+        message.of_partitions, message.is_replayed = 0, True
+        message.burst, message.client, message.round, message.published_at = self.round, -2, self.round, self.now
+        message.expires_at, message.expires_by = NEVER, NEVER
+        self._add(queue, message)
+        return message
+
     def change(self, queue: Queue, changed: QueuePlan | None) -> Undo:
         """A queue was asked for other settings, nothing of it being on its way; None: for some that it cannot have."""
         was, where = queue.plan, f"{queue.name}: other settings"

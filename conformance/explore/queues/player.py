@@ -162,6 +162,8 @@ class QueuePlayer(NumberedRequests):
                 self._grow(step)
             case plan.Change():
                 self._change(step)
+            case plan.Replay():
+                self._replay(step)
             case plan.Numbered():
                 self.number(step)
             case plan.Stray():

@@ -116,6 +116,8 @@ class Message:
         """Of a dead letter that may be there though its message is back: a kill came between the two."""
         self.delay_id = ""
         self.is_due = False
+        self.is_replayed = False
+        """A dead letter once, it came again."""
         self.cancelled: bool | None = False
         """None: perhaps."""
 

@@ -43,6 +43,7 @@ FOUND = {
     "wire-size-without-properties": 20,
     "wire-keys-stay-in-four-partitions": 2,
     "wire-reset-spares-retried": 35,
+    "queue-replay-copies": 7,
     "wire-lower-limits-spare-holders": 3,
     "wire-spoilt-changes-taken": 6,
     "wire-limits-of-groups-not-written": 66,

@@ -608,3 +608,61 @@ def test_changes_are_taken_or_refused_as_they_have_to_be() -> None:
     accused("Q-ADMIN-04", lambda: changed(bench, max_retries=60)(False))
     bench.oracle.change(bench.queue, None)(False)
     accused("Q-ADMIN-06", lambda: bench.oracle.change(bench.queue, None)(True))
+
+
+# Dead letters that go back
+
+
+def rejected(bench: Bench, member: Member, offset: int) -> Message:
+    """A message that its consumer rejected, as a dead letter."""
+    message = bench.publish()
+    bench.gives(member, message, offset)
+    bench.ask(member, message, verb="reject")(True)
+    letter = bench.copy(message).letter
+    assert letter is not None
+    return letter
+
+
+def test_what_was_sent_back_comes_anew_and_is_no_dead_letter_any_more() -> None:
+    bench = Bench()
+    member = bench.join()
+    letter = rejected(bench, member, 0)
+    bench.oracle.replay(bench.letters)(True)
+    reader = bench.join("reader", "d", bench.letters)
+    accused("Q-DLQ-03", lambda: bench.gives(reader, letter, 0, _dlq_group="g", _dlq_delivery_count="1"))
+    due = bench.oracle.due(hard=True)
+    assert due is not None, "it must come"
+    accused("Q-LIFE-04", lambda: bench.gives(member, due.message, 1, count=2))
+    bench.gives(member, due.message, 1)
+
+
+def test_what_a_consumer_of_dead_letters_holds_stays_with_it() -> None:
+    bench = Bench()
+    member = bench.join()
+    letter = rejected(bench, member, 0)
+    reader = bench.join("reader", "d", bench.letters)
+    told = {
+        "_dlq_group": "g",
+        "_dlq_delivery_count": "1",
+        "_dlq_original_queue": "q",
+        "_dlq_original_topic": letter.source.message.topic if letter.source is not None else "",
+        "_dlq_original_partition": "0",
+        "_dlq_original_offset": "0",
+        "_dlq_consumer": "c",
+    }
+    bench.gives(reader, letter, 0, **told)
+    bench.oracle.replay(bench.letters)(True)
+    assert bench.oracle.due(hard=True) is None
+    assert bench.letters.groups["d"].copies[letter].must(Kind.FLIGHT)
+
+
+def test_of_what_may_be_on_its_way_to_a_consumer_nobody_knows_whether_it_was_sent_back() -> None:
+    bench = Bench()
+    member = bench.join()
+    letter = rejected(bench, member, 0)
+    bench.join("reader", "d", bench.letters)
+    bench.oracle.replay(bench.letters)(True)
+    copy = bench.letters.groups["d"].copies[letter]
+    assert copy.may(Kind.READY)
+    assert copy.may(Kind.GONE)
+    assert not any(message.sure for message in bench.queue.messages if message.is_replayed)
