@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,18 @@ def test_options_that_take_several_values_and_flags_may_be_repeated() -> None:
     finished = run("conformance", "list", "--json", "--json", "--area", "ping", "--area", "auth", "-k", "a", "-k", "e")
     assert finished.returncode == 0, finished.stderr
     assert {line.split('"id":"')[1].split("/")[1] for line in finished.stdout.splitlines()} == {"ping", "auth"}
+
+
+def test_commands_that_pages_name_are_there() -> None:
+    root = Path(__file__).resolve().parents[1]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "deploy").glob("*.md")]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r"(?m)(?:^|`|\$ )assay ([a-z][a-z-]*)\b", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {(page, name) for page, name in named if name not in cli._PARTS} == set()
 
 
 @pytest.mark.parametrize(("line", "expected"), [("assay que", "queue"), ("assay queue pur", "purge")])

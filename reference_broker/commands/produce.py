@@ -98,8 +98,8 @@ def _headers(pairs: Sequence[str]) -> dict[str, str]:
 
 
 _OPTIONS: Final = ("key", "routing_key", "priority", "delay", "deliver_at", "ttl", "content_type", "partition")
-_READ_BACK: Final = frozenset((*_OPTIONS, "payload", "payload_base64", "headers"))
-"""Members of a JSON line that are published; consume writes others, too."""
+_READ_BACK: Final = frozenset((*_OPTIONS, "payload", "payload_base64", "headers")) - {"partition"}
+"""Members of a JSON line that are published; consume writes others, too, and the partition where a message was."""
 
 
 def _message(content: bytes, common: dict[str, Any], *, is_json: bool) -> bytes:
