@@ -22,13 +22,13 @@ class FailingFile(MemoryFile):
     def __init__(self, disk: FailingDisk, path: str, content: bytearray) -> None:
         super().__init__(content)
         self._disk = disk
-        self._path = path
+        self.path = path
 
     def append(self, data: bytes) -> int:
-        if self._disk.fail_write and self._disk.fail_write in self._path:
+        if self._disk.fail_write and self._disk.fail_write in self.path:
             raise OSError(28, "No space left on device")
         return super().append(data)
 
     def sync(self) -> None:
-        if self._disk.fail_sync and self._disk.fail_sync in self._path:
+        if self._disk.fail_sync and self._disk.fail_sync in self.path:
             raise OSError(5, "Input/output error")

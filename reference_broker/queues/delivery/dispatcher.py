@@ -264,7 +264,7 @@ class Dispatcher:
                     return False
             if consumer.blocked or not consumer.active:
                 return False
-        return self.deliver_new(place, consumer, limit, now)
+        return limit <= 0 or self.deliver_new(place, consumer, limit, now)
 
     def deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
         room = self._group.room_for_new

@@ -257,6 +257,10 @@ class GroupState(SyncPoint, ABC):
         for place in self.moved:
             self.log.move_cursor(place.number, place.cursor)
         self.moved.clear()
+        if self.is_new and not self._told_when_begun and self.failure is None:
+            # The first try failed, and its consumers wait.
+            self._told_when_begun.append(ignore)
+            self._confirms.append(self._begun)
         confirms, self._confirms = self._confirms, []
         try:
             self.log.flush()

@@ -50,6 +50,8 @@ class TimeToLive:
         """Messages that expired while the queue had no group."""
         self._group_turn = 0
         """Which group is looked at first."""
+        self._is_unread = False
+        """The disk did not give a message that was to be looked at."""
         self._trim_at = NEVER
         """When segments are looked for that nobody needs any more."""
         self.loose_bytes = 0
@@ -80,8 +82,10 @@ class TimeToLive:
         if now < self.sweep_at:
             self._agenda.wake(self, self.sweep_at)
             return
-        self.sweep_at = NEVER
+        self.sweep_at, self._is_unread = NEVER, False
         next_at = min(self._pass_expired(now), self._expire_within(now), self._expire_waiting(now))
+        if self._is_unread:
+            next_at = min(next_at, now + RETRY_S)
         if self._agenda.room <= 0:
             # There is more to do, for which this turn has no room.
             self.arm(now)
@@ -203,6 +207,7 @@ class TimeToLive:
                     try:
                         stored = place.partition.get(entry.offset)
                     except LogError:
+                        self._is_unread = True
                         break
                     if stored is not None and stored.expires_at <= now:
                         self.expire_entry(group, entry, stored, now)
@@ -290,6 +295,7 @@ class TimeToLive:
             try:
                 found = partition.load(offset, end) if stored is None else (offset, stored)
             except LogError:
+                self._is_unread = True
                 return None
             if found is None:
                 return None
@@ -313,6 +319,7 @@ class TimeToLive:
         try:
             return partition.get(offset, end)
         except LogError:
+            self._is_unread = True
             return None
 
     # -- passing -------------------------------------------------------------------------------------------------
