@@ -22,6 +22,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from assay.console_picture import add_picture
 from assay.reference_broker.trace.integrity import READ_ERRORS
 from assay.reference_broker.trace.results import RunResult, Verdict, read_result
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
@@ -245,7 +246,7 @@ def demo(
     plan = steps(out, seed)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=False) as progress:
-        task = progress.add_task("", total=len(plan) + 1)
+        task = progress.add_task("", total=len(plan) + 2)
         for step in plan:
             progress.update(task, description=step.title)
             outcome = run_patiently(step, out)
@@ -255,6 +256,9 @@ def demo(
                 f"{_STYLES[outcome.verdict]}  {step.title}[dim]{note}  {outcome.duration_s:.0f} s[/]"
             )
             progress.advance(task)
+        progress.update(task, description="Picture of the console")
+        progress.console.print(f"[dim]{add_picture(out / 'faults' / 'crash-restart')}[/]")
+        progress.advance(task)
         progress.update(task, description="Report")
         reported = subprocess.run(
             [

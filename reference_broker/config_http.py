@@ -36,6 +36,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
     hosts: tuple[str, ...] = ()
     """Further names that a client of a listener on loopback may call it by: the page of another site has no other."""
+    console: bool = True
+    """Serve the console at ``/console/``."""
     max_body_bytes: int = 4 * 1024 * 1024
     max_header_bytes: int = 16_384
     max_held_bytes: int = 64 * 1024 * 1024

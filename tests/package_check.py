@@ -82,6 +82,15 @@ def check_names(folder: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+def check_console(folder: str) -> None:
+    """The console is served as it lies in the checkout."""
+    script = "from importlib.resources import files; print(files('assay.reference_broker') / 'http' / 'console')"
+    installed = Path(run(folder, sys.executable, "-c", script).stdout.strip())
+    files = [path for path in (ROOT / "reference_broker" / "http" / "console").iterdir() if path.is_file()]
+    assert any(path.name == "index.html" for path in files)
+    assert all((installed / path.name).read_bytes() == path.read_bytes() for path in files)
+
+
 def check_broker(folder: str) -> None:
     """The broker serves, and ends when it is told to."""
     configuration = ROOT / "docs" / "examples" / "local.yaml"
@@ -122,7 +131,7 @@ def check_source_distribution(folder: str) -> None:
 def main() -> None:
     assert importlib.util.find_spec("numpy") is None, "this is not the environment without extras"
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_names, check_command_line, check_broker, check_source_distribution):
+        for check in (check_names, check_command_line, check_console, check_broker, check_source_distribution):
             check(folder)
             print(f"✔ {check.__name__.removeprefix('check_').replace('_', ' ')}")
 

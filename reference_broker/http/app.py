@@ -17,6 +17,7 @@ from assay.reference_broker.http.openapi import make_document
 from assay.reference_broker.http.routes import (
     administration,
     bridge,
+    console,
     groups,
     messages,
     metrics,
@@ -59,6 +60,8 @@ def create_app(service: Service | None) -> FastAPI:
     for area in AREAS:
         app.include_router(area.router)
     app.include_router(streams.SOCKETS)
+    if service is not None and service.config.console:
+        app.include_router(console.ROUTER)
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it
     app.add_exception_handler(QueueError, _on_refused)
     app.add_exception_handler(RequestError, _on_refused)

@@ -33,6 +33,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PROBLEM_JSON: Final = "application/problem+json"
 OPEN_PATHS: Final = frozenset(("/health", "/healthz", "/livez", "/ready", "/readyz"))
 """Anybody may ask whether the broker is there."""
+CONSOLE: Final = "/console"
+"""A page that holds nothing of the broker's but itself: anybody may load it, by a link on another site, too."""
 RAW_PREFIXES: Final = ("/m/",)
 """Their bodies are payloads, not JSON."""
 _GOQUEUE: Final = frozenset(
@@ -91,9 +93,14 @@ class Guard:
         arrival: Arrival = scope["state"]["arrival"]
         scope["path"] = path_of(scope["raw_path"])
         self._check_host(headers, arrival)
-        check_origin(headers)
         method = scope.get("method", "GET")
-        if scope["path"] in OPEN_PATHS and method in ("GET", "HEAD"):
+        looks = method in ("GET", "HEAD") and scope["type"] == "http"
+        if looks and is_console(scope["path"]):
+            self._service.check_rate(arrival.address)
+            await self._app(scope, exchange.receive, exchange.send)
+            return
+        check_origin(headers)
+        if looks and scope["path"] in OPEN_PATHS:
             await self._app(scope, exchange.receive, exchange.send)
             return
         self._service.check_rate(arrival.address)
@@ -235,6 +242,11 @@ def path_of(raw: bytes) -> str:
     if segments[1] == _OWN_VERSION and len(segments) > 2:
         del segments[1]
     return (PREFIX if segments[1] in _GOQUEUE else "") + "/".join(segments)
+
+
+def is_console(path: str) -> bool:
+    """Whether a path is the console's, of which no part asks who asks."""
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
 def check_origin(headers: dict[bytes, bytes]) -> None:

@@ -29,7 +29,7 @@ OPERATIONS = sorted(
     (method, path, operation["operationId"])
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
-    if operation["operationId"] != "stream_messages"
+    if operation["operationId"] not in ("stream_messages", "watch_topics")
 )
 
 

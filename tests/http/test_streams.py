@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +18,9 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, RejectConnection, RejectData, Request, TextMessage
 
+from assay.reference_broker.api.watching import MAX_WATCHED, MAX_WATCHED_BYTES, Watcher
+from assay.reference_broker.core.routing import SubscriptionTree
+from assay.reference_broker.routing.message import Message
 from tests.http.conftest import Served, secured, serve
 
 _numbers = count()
@@ -178,3 +183,50 @@ def test_a_stream_ends_when_users_are_read_again() -> None:
             told = [line for line in lines if line.startswith("data: ")]
         assert len(told) <= 1
         guarded.close()
+
+
+def test_topics_are_watched_as_they_come(served: Served) -> None:
+    client = served.client()
+    with client.stream("GET", "/api/v1/subscriptions/watch%2F+/stream") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.iter_lines()
+        assert next(lines) == ": here"
+        sent = {"topic": "watch/1", "payload": base64.b64encode(b"hello").decode(), "properties": {"a": "b"}}
+        assert client.post("/publish", json={"topic": "elsewhere/1"}).status_code == 200
+        assert client.post("/publish", json={**sent, "qos": 1, "retain": True}).json()["matched"] is True
+        data = next(line for line in lines if line.startswith("data: "))
+        told = msgspec.json.decode(data[6:])
+    assert told == {"topic": "watch/1", "payload": "hello", "qos": 1, "retain": True, "headers": {"a": "b"}}
+    # With the stream its subscription has gone; the broker notices once it sends something.
+    for _ in range(200):
+        if not client.post("/publish", json={"topic": "watch/2"}).json()["matched"]:
+            break
+    else:
+        pytest.fail("who watched is still there")
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "status", "code"),
+    [("$SYS%2F%23", 403, "not_allowed"), ("$queue%2Fa", 403, "not_allowed"), ("a%2F%23%2Fb", 400, "bad_address")],
+)
+def test_a_filter_that_nobody_may_watch(served: Served, topic_filter: str, status: int, code: str) -> None:
+    answer = served.client().get(f"/api/v1/subscriptions/{topic_filter}/stream")
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, MAX_WATCHED), (MAX_WATCHED_BYTES // 4, 4)])
+def test_who_watches_and_does_not_read_misses_some(size: int, most: int) -> None:
+    broker = SimpleNamespace(tree=SubscriptionTree())
+
+    async def watch() -> None:
+        watcher = Watcher(broker, "a/#")  # type: ignore[arg-type]
+        for _ in range(most + 3):
+            for entry in broker.tree.route("a/1").entries:
+                entry.subscriber.deliver(Message(topic="a/1", payload=bytes(size)), 0, False)
+        taken, missed = await watcher.take(most + 1, WAIT_S)
+        assert (len(taken), missed) == (most, 3)
+        assert await watcher.take(1, 0.0) == ([], 0)
+        watcher.end()
+        assert not broker.tree.route("a/1").entries
+
+    asyncio.run(watch())

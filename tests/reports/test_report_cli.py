@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, Browser, browser
 from report_samples import load_run, write_conformance
 from typer.testing import CliRunner
 
 from assay.reference_broker.trace.conformance import CaseVerdict
 from assay.reference_broker.trace.results import write_result
 from assay.reports.cli import app
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def test_a_report_is_written_beside_the_runs(tmp_path: Path) -> None:
@@ -65,32 +62,18 @@ def test_nothing_to_report_says_what_to_do(tmp_path: Path, make: bool) -> None:
     assert not (folder / "report").exists()
 
 
-def in_browser(url: str, profile: Path) -> str:
-    """The page's elements after its scripts have run."""
-    assert CHROMIUM is not None
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--virtual-time-budget=8000",
-        f"--user-data-dir={profile}",
-        "--dump-dom",
-        url,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
-def test_the_filter_works_in_a_browser(sample_site: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@needs_chromium
+def test_the_filter_works_in_a_browser(sample_site: Path, chromium: Browser) -> None:
     url = (sample_site / "conformance" / "index.html").as_uri()
-    shown = re.compile(r"<output[^>]*>([^<]*)</output>")
     for fragment, expected in {
         "": "8 of 8 shown",
         "#verdict=fail,xpass": "2 of 8 shown",
@@ -99,23 +82,26 @@ def test_the_filter_works_in_a_browser(sample_site: Path, tmp_path: Path) -> Non
         "#text=topic%20alias": "1 of 8 shown",
         "#differs=yes": "7 of 8 shown",
     }.items():
-        assert shown.findall(in_browser(url + fragment, tmp_path)) == [expected], fragment
+        page = chromium.page(url + fragment)
+        page.until(f"document.querySelector('output').textContent === '{expected}'")
+        page.close()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
-def test_a_packed_case_is_unpacked_in_a_browser(sample_site: Path, tmp_path: Path) -> None:
-    page = sample_site / "conformance" / "conformance-mqtt-reference" / "area-mqtt5-connect.html"
-    closed = in_browser(page.as_uri(), tmp_path)
-    assert "What went over the wire" not in closed
-    opened = in_browser(f"{page.as_uri()}#mqtt5-connect-second-connect-is-an-error", tmp_path)
-    assert opened.count("What went over the wire") == 1
-    assert "CONNECT client_id=" in opened
+@needs_chromium
+def test_a_packed_case_is_unpacked_in_a_browser(sample_site: Path, chromium: Browser) -> None:
+    path = sample_site / "conformance" / "conformance-mqtt-reference" / "area-mqtt5-connect.html"
+    page = chromium.page(path.as_uri())
+    text = "document.documentElement.outerHTML"
+    assert "What went over the wire" not in page.run(text)
+    page.run("location.hash = 'mqtt5-connect-second-connect-is-an-error'")
+    page.until(f"{text}.includes('CONNECT client_id=')")
+    assert page.run(text).count("What went over the wire") == 1
+    page.close()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
-def test_charts_are_drawn_in_a_browser(sample_site: Path, tmp_path: Path) -> None:
-    page = in_browser((sample_site / "scenarios" / "crash-and-cut.html").as_uri(), tmp_path)
-    assert page.count('class="main-svg"') >= 2
-    assert page.count("scatterlayer") >= 4
+@needs_chromium
+def test_charts_are_drawn_in_a_browser(sample_site: Path, chromium: Browser) -> None:
+    page = chromium.page((sample_site / "scenarios" / "crash-and-cut.html").as_uri())
+    page.until("document.querySelectorAll('.main-svg').length >= 2")
+    page.until("document.querySelectorAll('.scatterlayer').length >= 4")
+    page.close()

@@ -102,6 +102,27 @@ async def version(call: Asked) -> Version:
     return Version(version=metadata.version("assay-mq"), node=call.service.turn()[0].node.config.node)
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and what may be asked for."""
+
+    username: str | None
+    tenant: str | None
+    scopes: list[Scope]
+    """What it may do at all; access rules may allow less."""
+
+
+@AREA.get("/whoami", Identity, Scope.READ)
+async def whoami(call: Asked) -> Identity:
+    """Who the broker takes the caller for."""
+    caller = call.caller
+    never = caller.tenant is not None or (caller.grants is None and not caller.may_administer)
+    return Identity(
+        username=caller.username,
+        tenant=None if caller.tenant is None else caller.tenant.name,
+        scopes=sorted(caller.scopes - {Scope.ADMIN} if never else caller.scopes),
+    )
+
+
 @AREA.get("/openapi.json", Annotated[dict[str, Any], msgspec.Meta(description="The document")], Scope.READ)
 async def openapi(call: Asked) -> Any:
     """This document."""

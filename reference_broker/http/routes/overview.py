@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from importlib import metadata
 from typing import Annotated
@@ -15,8 +16,9 @@ from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import ConfigError, Scope, TenantConfig, TenantQuotas
 from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
 from assay.reference_broker.mqtt.sessions.session import Session
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueError, QueueErrorCode, QueueStats
 from assay.reference_broker.queues.groups.delivery import DelayStats, QueueUsage
+from assay.reference_broker.queues.messages.address import is_dead_letter
 from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
 
 AREA = Area("overview", "Sessions, subscriptions, figures, tenants; reading the configuration again.")
@@ -249,6 +251,49 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: int
     retained_messages: int
     queues: QueueTotals
+
+
+class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
+    queues: list[QueueStats]
+    unusable: list[str]
+    """Found and not opened, since something of them is damaged; only told on the first page."""
+    next_page_token: str
+
+
+@AREA.get("/stats/queues", QueueFigures, Scope.READ)
+async def list_queue_stats(
+    call: Asked,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    prefix: Annotated[str, Query(max_length=512)] = "",
+    page_token: Annotated[str, Query(max_length=1_024)] = "",
+    dead_letters: bool = False,
+) -> QueueFigures:
+    """Figures of the queues that the caller may read, by name from behind ``page_token`` on; with ``dead_letters``
+    those of dead letters as well."""
+    caller, engine = call.caller, call.service.engine
+
+    def told(names: list[str]) -> list[tuple[str, str]]:
+        return [
+            (name, known)
+            for name in names
+            if (dead_letters or not is_dead_letter(name))
+            and caller.reads(name)
+            and (known := caller.told(name)).startswith(prefix)
+            and known > page_token
+        ]
+
+    wanted = heapq.nsmallest(limit, told(engine.queues()), key=lambda pair: pair[1])
+    found: list[QueueStats] = []
+    for index, (name, known) in enumerate(wanted):
+        if index % _PORTION == _PORTION - 1:
+            await asyncio.sleep(0)
+        with contextlib.suppress(QueueError):  # it has gone meanwhile
+            found.append(msgspec.structs.replace(call.service.engine.stats(name), queue=known))
+    return QueueFigures(
+        queues=found,
+        unusable=[] if page_token else [known for _, known in told(engine.unusable_queues())],
+        next_page_token=wanted[-1][1] if len(wanted) == limit else "",
+    )
 
 
 class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):

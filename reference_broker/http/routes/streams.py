@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Final
 
 import msgspec
@@ -16,12 +16,15 @@ from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.consumers import Member, Taken
 from assay.reference_broker.api.problems import Code, Problem, RequestError, problem_of
 from assay.reference_broker.api.service import Service
+from assay.reference_broker.api.watching import Watcher
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import PREFIX, SLASH, Area, Asked, Name
 from assay.reference_broker.http.routes.messages import SettleAsked, settle, told_of
-from assay.reference_broker.http.shapes import Received
+from assay.reference_broker.http.shapes import Received, text_of
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.subscribe_options import AckMode, SubscribeOptions
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import TopicError, validate_filter
 
 AREA = Area("streams", "Messages as they come.")
 SOCKETS = APIRouter(prefix=PREFIX)
@@ -105,6 +108,71 @@ def _event(caller: Caller, taken: Taken) -> bytes:
         message.message_id.replace("\n", " ").encode(),
         msgspec.json.encode(message),
     )
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a topic, or only how many were missed."""
+
+    topic: str = ""
+    payload: str | None = None
+    """Text; a payload that is none is in ``payload_base64``."""
+    payload_base64: str | None = None
+    qos: int = 0
+    """As it was published."""
+    retain: bool = False
+    headers: dict[str, str] = {}
+    """User properties."""
+    content_type: str | None = None
+    missed: int = 0
+    """Messages before this one that were not told, since too many waited for their reader."""
+
+
+@AREA.get("/subscriptions/{topic_filter}/stream", str, Scope.READ, media_type="text/event-stream")
+async def watch_topics(call: Asked, topic_filter: Name) -> Response:
+    """Server-sent events, each a message of an ordinary topic as JSON, from now on; nothing is kept for who watches."""
+    service, caller = call.service, call.caller
+    try:
+        validate_filter(topic_filter)
+    except TopicError as error:
+        raise QueueError(_Q.BAD_ADDRESS, str(error)) from error
+    if topic_filter.startswith("$"):
+        raise QueueError(_Q.NOT_ALLOWED, "filters that start with '$' are the broker's own; queues have streams")
+    caller.check_topic(topic_filter, Scope.READ)
+    node = service.turn()[0].node
+    reloads = node.reloads  # whoever is still allowed then comes again
+
+    async def events() -> AsyncIterator[bytes]:
+        with service.waiting.take(), service.requests.leave():
+            watcher = Watcher(service.broker, topic_filter)
+            try:
+                yield b": here\n\n"
+                with service.until_stopped(watcher.wake):
+                    while not service.stopping and node.reloads == reloads:
+                        taken, missed = await watcher.take(_MOST_AT_ONCE, _QUIET_S)
+                        yield b"".join(_watched(taken, missed)) or b": here\n\n"
+            finally:
+                watcher.end()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _watched(taken: list[Message], missed: int) -> Iterator[bytes]:
+    if missed and not taken:
+        yield b"event: message\ndata: %s\n\n" % msgspec.json.encode(Watched(missed=missed))
+    for message in taken:
+        text, encoded = text_of(message.payload)
+        told = Watched(
+            topic=message.topic,
+            payload=text,
+            payload_base64=encoded,
+            qos=message.qos,
+            retain=message.retain,
+            headers=dict(message.user_properties),
+            content_type=message.content_type,
+            missed=missed,
+        )
+        missed = 0
+        yield b"event: message\ndata: %s\n\n" % msgspec.json.encode(told)
 
 
 @SOCKETS.websocket("/queues/{queue}/socket")
