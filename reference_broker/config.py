@@ -32,6 +32,7 @@ from assay.reference_broker.config_mqtt import Section, mqtt_problems, server_re
 from assay.reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
 from assay.reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
 from assay.reference_broker.config_numbers import number_problems
+from assay.reference_broker.config_queues import MAX_PRIORITY_LEVELS as MAX_PRIORITY_LEVELS
 from assay.reference_broker.config_queues import MIN_SEGMENT_BYTES as MIN_SEGMENT_BYTES
 from assay.reference_broker.config_queues import AdminTopics as AdminTopics
 from assay.reference_broker.config_queues import Assignor as Assignor

@@ -195,6 +195,9 @@ class PriorityConfig(Section, frozen=True, kw_only=True):
     """Messages of critical, high, normal, low and background per round."""
     starvation_s: float = 30.0
     """A lane whose message waited so long without the lane being served is served next; 0 = never."""
+    levels: int = 0
+    """So many exact priorities instead, up to 256, as ``x-max-priority`` of AMQP asks for them: the highest is always
+    first, whatever the weights, and a message without priority has 0. Fixed for the life of a queue; 0 = the lanes."""
 
 
 class DeadLetterConfig(Section, frozen=True, kw_only=True):
@@ -335,6 +338,7 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
 
 MAX_TOPICS = 1_000
 MIN_SEGMENT_BYTES = 4_096
+MAX_PRIORITY_LEVELS = 256
 _NOT_BOUND = ("$dlq", "$SYS", "$share", "$admin")
 
 
@@ -401,6 +405,8 @@ def limit_problems(queue: QueueConfig) -> list[str]:
     ]
     if queue.retention.segment_bytes and queue.retention.segment_bytes < MIN_SEGMENT_BYTES:
         problems.append(f"{where}.retention.segment_bytes must be {MIN_SEGMENT_BYTES} or more, or 0")
+    if not 0 <= queue.priority.levels <= MAX_PRIORITY_LEVELS:
+        problems.append(f"{where}.priority.levels must be 0 to {MAX_PRIORITY_LEVELS}")
     if not all(1 <= weight <= 1_000_000 for weight in queue.priority.weights):
         problems.append(f"{where}.priority.weights must be 1 to 1000000 each")
     if queue.slow_consumer.action is not SlowConsumerAction.NONE and not queue.slow_consumer.after_s > 0:

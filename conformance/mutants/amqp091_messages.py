@@ -24,6 +24,7 @@ from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.queues import Delivery, Outcome
 from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.queue import enqueue_path
 from assay.reference_broker.routing.message import Message, changed
 
 # Publishing
@@ -370,7 +371,12 @@ def letters_tell_nothing(patch: Patch) -> None:
 
 @mutant("amqp-priorities-ignored", "messages of all priorities are the same")
 def priorities_ignored(patch: Patch) -> None:
-    patch.wrap(service, "lane_of", lambda original: lambda _priority, most: original(None, most))
+    patch.wrap(enqueue_path, "lane_of_exact", lambda original: lambda _level, config: original(0, config))
+
+
+@mutant("amqp-priorities-share-lanes", "of ten priorities two and two are one")
+def priorities_share_lanes(patch: Patch) -> None:
+    patch.wrap(enqueue_path, "lane_of_exact", lambda original: lambda level, config: original(level & ~1, config))
 
 
 @mutant("amqp-max-priority-passed-over", "x-max-priority is taken, whatever it is, and does nothing")

@@ -11,6 +11,7 @@ from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import routes
 from assay.reference_broker.amqp091.topology.tables import DirectTable, HeadersTable, TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+from assay.reference_broker.queues.queue import enqueue_path
 from assay.reference_broker.queues.registry.registry import QueueRegistry
 
 _ROWS: dict[str, Row] = {
@@ -213,10 +214,10 @@ _ROWS: dict[str, Row] = {
     ),
     "amqp-high-priorities-wrap": (
         "a priority above the maximum counts as none",
-        queue_settings,
-        "lane_of",
-        "level = min(priority or 0, most)",
-        "level = priority or 0\n    level = level if level <= most else 0",
+        enqueue_path,
+        "lane_of_exact",
+        "min(level, config.levels - 1)",
+        "(level if level < config.levels else 0)",
     ),
     # What is held
     "amqp-deleted-queues-keep-what-they-knew": (

@@ -40,7 +40,7 @@ def _nothing(*_args: object, **_fields: object) -> None:
 
 @mutant("queue-priority-ignored", "priorities are accepted and all messages take one lane")
 def priority_ignored(patch: Patch) -> None:
-    patch.replace(DurableQueue, "lane_of", lambda _self, _priority: NORMAL)
+    patch.replace(DurableQueue, "lane_of", lambda _self, _message, _priority: NORMAL)
 
 
 @mutant("queue-departures-forgotten", "what left without a group that knows it is remembered until the broker stops")

@@ -9,7 +9,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.topology import TopologyLimits, VirtualHost, routing_keys_of
 from assay.reference_broker.amqp091.wire.fields import Table
-from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.dead_letters import dead_letters as history
 from assay.reference_broker.queues.groups.retry import RETRIES_EXCEEDED
 from assay.reference_broker.queues.jobs.confirms import Confirm
@@ -110,15 +110,15 @@ class DeadLetterExchange:
         queue: str,
         exchange: str,
         routing_key: str | None,
-        place_of: Callable[[str, int | None], tuple[str, PublishOptions | None]],
+        engine_name: Callable[[str], str],
     ) -> None:
-        """``place_of``: the engine's name of a queue, and what it is asked for, by a message's priority."""
+        """``engine_name``: the engine's name of a queue."""
         self._engine = engine
         self._vhost = vhost
         self._queue = queue
         self._exchange = exchange
         self._routing_key = routing_key
-        self._place_of = place_of
+        self._engine_name = engine_name
 
     def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
         """See :class:`LetterTaker`. ``on_done`` is called once every queue that it went to has it."""
@@ -168,9 +168,8 @@ class DeadLetterExchange:
                 on_done(failure)
 
         for queue in queues:
-            name, options = self._place_of(queue, kept.priority)
             try:
-                self._engine.publish(QueueAddress(queue=name), letter, now, done, None, options)
+                self._engine.publish(QueueAddress(queue=self._engine_name(queue)), letter, now, done)
             except QueueError as error:
                 done(error.bare())
         done(None)

@@ -356,16 +356,14 @@ class Publishing:
         is_whole = len(positions) == len(run.messages)
         messages = run.messages if is_whole else [run.messages[each] for each in positions]
         origins = self._origins(run, positions)
-        if origins is None or service.has_lanes(vhost, queue):
+        if origins is None:
             is_taken = False
         else:
             batch = MessageBatch(messages, [message.payload for message in messages], None, origins)
             is_taken = broker.enqueue_batch(place, batch, connection, part, now)
         if not is_taken:
             for at, message in enumerate(messages):
-                kept = message.properties
-                _, options = service.place_of(vhost, queue, None if kept is None else kept.priority)
-                broker.enqueue(place, message, options, connection, now, part((at,)))
+                broker.enqueue(place, message, None, connection, now, part((at,)))
         if broker.engine.is_pressed(place):
             connection.press()
 

@@ -9,8 +9,7 @@ import msgspec
 
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.config import MIN_SEGMENT_BYTES, LimitScope, Overflow
-from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.config import MAX_PRIORITY_LEVELS, MIN_SEGMENT_BYTES, LimitScope, Overflow
 from assay.reference_broker.routing.properties import Kind, Typed
 
 INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
@@ -45,7 +44,6 @@ _RULES: Final = {
     "x-single-active-consumer": "rmq.queue.single-active",
 }
 """By argument."""
-_STRICT_WEIGHTS: Final = [1_000_000, 100_000, 10_000, 100, 1]
 
 
 class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +173,7 @@ ARGUMENT_READERS: Final[dict[str, Any]] = {
     "x-max-length": _integer("max_length", 0, MAX_DEPTH),
     "x-max-length-bytes": _integer("max_length_bytes", 0, 1 << 50),
     "x-delivery-limit": _integer("delivery_limit", 0, 1_000_000),
-    "x-max-priority": _integer("max_priority", 1, 255),
+    "x-max-priority": _integer("max_priority", 1, MAX_PRIORITY_LEVELS - 1),
     "x-single-active-consumer": _flag("is_single_active"),
     "x-overflow": _overflow,
     "x-queue-type": _queue_type,
@@ -192,15 +190,6 @@ _OVERFLOW: Final = {
     "reject-publish-dlx": (Overflow.REJECT, Overflow.REJECT_TO_DEAD_LETTERS),
 }
 """Without a dead letter exchange, and with one."""
-
-
-def lane_of(priority: int | None, most: int) -> Priority:
-    """The lane of a message in a queue whose highest priority is ``most``: the more urgent, the higher its priority.
-
-    A queue has five lanes; of more priorities than that, neighbours share one.
-    """
-    level = min(priority or 0, most)
-    return Priority(Priority.BACKGROUND - (level if most < len(Priority) else level * len(Priority) // (most + 1)))
 
 
 def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: int) -> dict[str, Any]:
@@ -230,8 +219,7 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
     if arguments.is_stream:
         return settings | _stream_settings(arguments)
     if arguments.max_priority is not None:
-        # As good as strictly by priority.
-        settings["priority"] = {"enabled": True, "weights": _STRICT_WEIGHTS, "starvation_s": 0.0}
+        settings["priority"] = {"enabled": True, "levels": arguments.max_priority + 1}
     if arguments.message_ttl_ms is not None:
         settings["message_ttl_s"] = max(arguments.message_ttl_ms, AT_ONCE_MS) / 1_000
     if arguments.max_length is not None:

@@ -11,7 +11,7 @@ import msgspec
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST, GROUP, engine_name
-from assay.reference_broker.amqp091.queue_settings import QueueArguments, lane_of, parse_arguments, settings_of
+from assay.reference_broker.amqp091.queue_settings import QueueArguments, parse_arguments, settings_of
 from assay.reference_broker.amqp091.rights import TOPICS
 from assay.reference_broker.amqp091.topology import (
     Held,
@@ -29,7 +29,7 @@ from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.timers import Timer
-from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.properties import MessageProperties
@@ -242,22 +242,10 @@ class Amqp091:
                 record.name,
                 arguments.dead_letter_exchange,
                 arguments.dead_letter_routing_key,
-                lambda queue, priority: self.place_of(vhost, queue, priority),
+                lambda queue: self.engine_name(vhost, queue),
             )
         use = self._uses[name] = QueueUse(arguments, self.broker.now)
         return use
-
-    def place_of(self, vhost: VirtualHost, queue: str, priority: int | None) -> tuple[str, PublishOptions | None]:
-        """The engine's name of a queue, and what that is asked for, for a message of a priority; None = nothing."""
-        name = self.engine_name(vhost, queue)
-        use = self._uses.get(name)
-        most = None if use is None else use.arguments.max_priority
-        return name, None if most is None else PublishOptions(priority=lane_of(priority, most))
-
-    def has_lanes(self, vhost: VirtualHost, queue: str) -> bool:
-        """Whether a queue asks each message for its priority."""
-        use = self._uses.get(self.engine_name(vhost, queue))
-        return use is not None and use.arguments.max_priority is not None
 
     def ready_count(self, vhost: VirtualHost, queue: str) -> int:
         """Messages that a consumer could get."""
@@ -326,9 +314,8 @@ class Amqp091:
         kept = msgspec.structs.replace(kept, exchange=TOPICS, routing_key=key)
         copy = changed(message, topic="", qos=0, retain=False, properties=kept)
         for queue in queues:
-            name, options = self.place_of(vhost, queue, kept.priority)
             with suppress(QueueError):
-                self.broker.engine.publish(QueueAddress(queue=name), copy, now, None, None, options)
+                self.broker.engine.publish(QueueAddress(queue=self.engine_name(vhost, queue)), copy, now, None)
 
     # -- when queues end by themselves ---------------------------------------------------------------------------
 

@@ -181,10 +181,8 @@ class Commit:
             on_confirmed(None)
             return
         self._routed.add(id(published))
-        kept = message.properties
-        place, options = service.place_of(self._vhost, queue, None if kept is None else kept.priority)
-        address = QueueAddress(queue=place)
-        self._broker.enqueue(address, message, options, self._connection, now, on_confirmed, None, within)
+        address = QueueAddress(queue=service.engine_name(self._vhost, queue))
+        self._broker.enqueue(address, message, None, self._connection, now, on_confirmed, None, within)
         if self._broker.engine.is_pressed(address) and not self._connection.is_over:
             self._connection.press()
 

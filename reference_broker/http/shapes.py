@@ -13,6 +13,7 @@ from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage
 from assay.reference_broker.queues import PublishOptions, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.durations import parse_duration_ms, parse_time_ms
+from assay.reference_broker.queues.messages.lanes import named
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.queues.messages.publish_options import priority_named
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
@@ -184,7 +185,7 @@ def stored(told: str, partition: int, offset: int, found: StoredMessage) -> Rece
         routing_key=found.routing_key,
         headers=headers_of(message),
         content_type=message.content_type,
-        priority=found.lane,
+        priority=named(found.lane),
     )
 
 

@@ -7,13 +7,14 @@ from unittest import mock
 
 import pytest
 
-from assay.reference_broker.amqp091.queue_settings import lane_of
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
-from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.config import PriorityConfig
+from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.lanes import lane_of_exact
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
@@ -554,13 +555,49 @@ def test_messages_go_by_priority_and_within_one_in_order() -> None:
     assert [c.get("q").body for _ in range(7)] == [b"2", b"5", b"4", b"1", b"6", b"0", b"3"]
 
 
-@pytest.mark.parametrize("most", [1, 4, 9, 255])
-def test_a_higher_priority_is_never_in_a_lower_lane(most: int) -> None:
-    lanes = [lane_of(priority, most) for priority in range(256)]
+@pytest.mark.parametrize("most", [1, 2, 4, 9, 255])
+def test_every_priority_has_a_lane_of_its_own(most: int) -> None:
+    config = PriorityConfig(levels=most + 1)
+    lanes = [lane_of_exact(priority, config) for priority in range(256)]
     assert lanes == sorted(lanes, reverse=True)
-    assert lane_of(None, most) is lane_of(0, most) is Priority.BACKGROUND
-    assert len(set(lanes)) == min(most + 1, 5)
-    assert most < 4 or lanes[-1] is Priority.CRITICAL
+    assert len(set(lanes)) == most + 1
+    assert (lanes[0], lanes[-1]) == (max(most, 4), max(most, 4) - most)
+
+
+@pytest.mark.parametrize("most", [1, 2, 9, 255])
+@pytest.mark.parametrize("how", ["one by one", "at once", "to two consumers", "after a restart"])
+def test_exact_priorities(most: int, how: str) -> None:
+    """Two of each level, from low to high; one above the maximum counts as that, one without as 0."""
+    disk = MemoryDisk()
+    c = AmqpClient(make_node(disk))
+    c.open()
+    c.declare("q", arguments=table(x_max_priority=most))
+    levels = [None, *range(most + 1), 255, *range(most + 1)]
+    for level in levels:
+        c.publish("q", b"%d" % (level or 0), BasicProperties(priority=level), syncs=how != "at once")
+    wanted = sorted((min(level or 0, most) for level in levels), reverse=True)
+    if how == "after a restart":
+        c.node.close(NOW)
+        c = AmqpClient(make_node(disk, now=NOW + 1, seed=2), now=NOW + 1)
+        c.open()
+    if how == "to two consumers":
+        c.say(1, "basic.qos", 0, 300, False)
+        said = [*c.consume("q", "a"), *c.consume("q", "b")]
+    else:
+        said = c.consume("q")
+    assert [min(int(body), most) for body in bodies(said)] == wanted
+
+
+def test_a_letter_and_what_others_publish_have_their_priority() -> None:
+    """Of a message it is read wherever that comes from: a dead letter has it, too, and one of MQTT has none."""
+    c = client()
+    c.declare("d", arguments=table(x_max_priority=9))
+    c.declare("q", arguments=table(x_dead_letter_exchange="", x_dead_letter_routing_key="d"))
+    c.publish("d", b"5", BasicProperties(priority=5))
+    c.node.engine.publish(QueueAddress(queue="d"), Message(topic="", payload=b"0"), NOW, None)
+    c.publish("q", b"7", BasicProperties(priority=7))
+    c.say(1, "basic.reject", c.get("q").values[0], False)
+    assert [c.get("d").body for _ in range(3)] == [b"7", b"5", b"0"]
 
 
 def test_a_single_active_consumer_has_all_until_it_leaves() -> None:

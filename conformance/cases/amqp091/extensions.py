@@ -338,6 +338,7 @@ async def max_length(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "extensions/priorities",
+    mutant="amqp-priorities-share-lanes",
     clauses=("rmq.queue.max-priority", "basic.07", "basic.08"),
 )
 async def priorities(ctx: AmqpContext) -> None:

@@ -22,6 +22,7 @@ from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage, delay_id_of, parse_delay_id
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.messages.durations import parse_time_ms
+from assay.reference_broker.queues.messages.lanes import named
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.queues.messages.publish_options import Priority, priority_named
 
@@ -311,7 +312,7 @@ def record(
         key=key or "",
         value=text,
         value_base64=encoded,
-        priority=Priority(lane).name.lower(),
+        priority=named(lane).name.lower(),
         receipt_handle=receipt,
     )
 

@@ -10,7 +10,7 @@ from assay.reference_broker.config import GroupStart, Overflow, PriorityConfig, 
 from assay.reference_broker.queues.dead_letters.alerts import DeadLetterAlert
 from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.messages.address import dead_letter_name, message_id_of, topic_of
-from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.queues.messages.lanes import named
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.routing.message import Message
 
@@ -68,7 +68,7 @@ def dead_letter_message(
         (FIRST_DELIVERED_AT, rfc3339(entry.first_delivered_at) if entry.first_delivered_at else ""),
         (LAST_DELIVERED_AT, rfc3339(entry.claimed_at) if entry.claimed_at else ""),
         (MOVED_AT, rfc3339(now)),
-        (PRIORITY, Priority(stored.lane).name.lower()),
+        (PRIORITY, named(stored.lane).name.lower()),
     )
     return _letter(queue, stored.routing_key, message, history)
 

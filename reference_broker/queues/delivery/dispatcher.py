@@ -19,7 +19,7 @@ from assay.reference_broker.queues.groups.pending import (
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.address import receipt_of
-from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes, lane_count
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.routing.topics import matches
@@ -52,6 +52,7 @@ class Dispatcher:
         self._has_runs = not self._gives_receipts and not group.pattern and group.tracer is None
         """Deliveries may go out several at once: nothing is to be looked at or told of each."""
         self._prefix = group.config.name + ":"
+        self._lane_count = lane_count(group.config.priority)
         timeout_s = group.config.delivery_timeout_s
         self._timeout_s = timeout_s if timeout_s > 0 else NEVER
 
@@ -159,8 +160,8 @@ class Dispatcher:
         """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
         group = self._group
         counts = group.counts
-        dry = [False] * LANES
         lanes = self._places_by_lane(group.places)
+        dry = _dry(lanes)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(lanes[lane], now)
@@ -186,12 +187,11 @@ class Dispatcher:
         self._place_turn += 1
         consumer.served_at = self._place_turn
 
-    @staticmethod
-    def _places_by_lane(places: Sequence[GroupPartition]) -> list[Sequence[GroupPartition]]:
+    def _places_by_lane(self, places: Sequence[GroupPartition]) -> list[Sequence[GroupPartition]]:
         """Lane -> its places; partitions without lanes are in the normal one."""
         return [
             [place.lanes[lane] for place in places if place.lanes is not None] if lane != NORMAL else places
-            for lane in range(LANES)
+            for lane in range(self._lane_count)
         ]
 
     def _waiting_since(self, places: Iterable[GroupPartition], now: float) -> float | None:
@@ -204,8 +204,8 @@ class Dispatcher:
         """
         group = self._group
         counts = group.counts
-        dry = [False] * LANES
         places = self._places_by_lane(consumer.places)
+        dry = _dry(places)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(places[lane], now)
@@ -220,7 +220,7 @@ class Dispatcher:
             before = counts.delivered + counts.redelivered
             active = places[lane]
             first = consumer.next_turn % len(active) if active else 0
-            wanted = min(room, share, QUANTUM)
+            wanted = int(min(room, share, QUANTUM))
             dry[lane] = True
             for step in range(len(active)):
                 # One partition a pick: the next pick begins behind it.
@@ -429,7 +429,8 @@ class Dispatcher:
             topic=stored.topic,
             message=stored.message,
             receipt=receipt,
-            lane=stored.lane,
+            # As named() says it: a call less.
+            lane=stored.lane if stored.lane < LANES else LANES - 1,
             redelivered=entry.delivery_count > 1 or entry.last_consumer != "",
         )
         if not consumer.deliver(delivery) and entry.state is DELIVERED:
@@ -563,3 +564,8 @@ class Dispatcher:
             known = matches(*key)
             remember(_MATCHED, key, known, len(key[0]) + len(routing_key), MATCH_CACHE)
         return known
+
+
+def _dry(lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
+    """Which of them have nothing to deliver."""
+    return [all(place.is_dry for place in places) for places in lanes]

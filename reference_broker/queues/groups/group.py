@@ -29,7 +29,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import PendingLog
 from assay.reference_broker.queues.messages.address import is_dead_letter, message_id_of
-from assay.reference_broker.queues.messages.lanes import LaneScheduler
+from assay.reference_broker.queues.messages.lanes import scheduler_of
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
@@ -148,7 +148,7 @@ class ConsumerGroup(GroupState):
         self.rebalance.reconfigure(config.group)
         self.slow = SlowConsumers.for_group(self)
         if self.scheduler is not None:
-            self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
+            self.scheduler = scheduler_of(config.priority, self.agenda.now)
         self.agenda.groups_to_serve[self] = None
 
     def add_partitions(self, partitions: Sequence[QueuePartition], config: QueueConfig) -> None:

@@ -12,7 +12,7 @@ from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingLog, PendingRecord
-from assay.reference_broker.queues.messages.lanes import LaneScheduler
+from assay.reference_broker.queues.messages.lanes import LaneScheduler, scheduler_of
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -145,8 +145,7 @@ class GroupState(SyncPoint, ABC):
         """The partition has lanes now."""
         place.open_lanes()
         if self.scheduler is None:
-            priority = self.config.priority
-            self.scheduler = LaneScheduler(priority.weights, priority.starvation_s, self.agenda.now)
+            self.scheduler = scheduler_of(self.config.priority, self.agenda.now)
 
     def low(self, partition: int) -> int:
         """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""

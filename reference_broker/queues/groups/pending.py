@@ -11,7 +11,7 @@ import msgspec
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, AckMode, SubscribeOptions
-from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, place_number
+from assay.reference_broker.queues.messages.lanes import NORMAL, place_number
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 
 Deliver = Callable[[Delivery], bool]
@@ -218,6 +218,13 @@ class GroupPartition:
         return self.cursor if lanes is None else lanes.next_in(self.lane, self.cursor)
 
     @property
+    def is_dry(self) -> bool:
+        """Nothing of it waits, and nothing of it is new."""
+        lanes = self.partition.lanes
+        first = self.cursor if lanes is None else lanes.next_in(self.lane, self.cursor)
+        return not self.waiting and first >= self.partition.visible_end
+
+    @property
     def home(self) -> GroupPartition:
         """The place of the normal lane, which stands for the partition when consumers share out partitions."""
         return self._home or self
@@ -235,7 +242,7 @@ class GroupPartition:
         if self.lanes is None:
             self.lanes = tuple(
                 self if lane == NORMAL else GroupPartition(self.partition, cursor=0, ordered=self._ordered, lane=lane)
-                for lane in range(LANES)
+                for lane in range(len(self.partition.open_lanes()))
             )
             for place in self.lanes:
                 if place is not self:

@@ -6,10 +6,12 @@ is everything else, so a queue without priorities keeps nothing here.
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from assay.reference_broker.config import PriorityConfig
 from assay.reference_broker.queues.messages.publish_options import Priority
 
 LANES = len(Priority)
@@ -34,6 +36,28 @@ def lane_of_level(level: int) -> Priority:
     return Priority(next(lane for lane, lowest in enumerate(_PLUMEGO_LEVELS) if level >= lowest))
 
 
+def lane_count(config: PriorityConfig) -> int:
+    """The lanes of a queue: the five of :class:`Priority`, or one for each exact level if those are more."""
+    return max(config.levels, LANES)
+
+
+def lane_of_exact(level: int, config: PriorityConfig) -> int:
+    """The lane of one of a queue's exact levels: 0, and what has none, is the last; what is too high is the highest."""
+    return lane_count(config) - 1 - min(level, config.levels - 1)
+
+
+def named(lane: int) -> Priority:
+    """What those call a lane who know five of them; of exact levels the fifth from above and all below are one."""
+    return Priority(min(lane, Priority.BACKGROUND))
+
+
+def scheduler_of(config: PriorityConfig, now: float) -> LaneScheduler:
+    """Who says whose turn it is. Of exact levels always the most urgent one: it has weight without end."""
+    if config.levels:
+        return LaneScheduler((math.inf,) * lane_count(config), 0.0, now)
+    return LaneScheduler(config.weights, config.starvation_s, now)
+
+
 def place_number(partition: int, lane: int) -> int:
     """What the group log calls a lane of a partition. The normal lane is the partition itself, as without lanes."""
     return partition if lane == NORMAL else partition + (lane + 1) * LANE_STRIDE
@@ -44,11 +68,14 @@ class PartitionLanes:
 
     __slots__ = ("_by_lane", "_special", "added")
 
-    def __init__(self) -> None:
-        self._by_lane = tuple(array("q") for _ in range(LANES))
+    def __init__(self, count: int = LANES) -> None:
+        self._by_lane = tuple(array("q") for _ in range(count))
         self._special = array("q")
-        self.added = [0] * LANES
+        self.added = [0] * count
         """Messages listed so far, by lane."""
+
+    def __len__(self) -> int:
+        return len(self._by_lane)
 
     def add(self, offset: int, lane: int) -> None:
         """A message of the lane was written. Offsets out of order are sorted in, so none becomes unreachable (G3)."""
@@ -103,15 +130,15 @@ class LaneScheduler:
 
     __slots__ = ("_guard_at", "_left", "_served_at", "_starvation_s", "_weights")
 
-    def __init__(self, weights: Sequence[int], starvation_s: float, now: float) -> None:
+    def __init__(self, weights: Sequence[float], starvation_s: float, now: float) -> None:
         """``starvation_s`` 0 = no guard."""
         self._weights = tuple(weights)
         self._left = list(weights)
         self._starvation_s = starvation_s if starvation_s > 0 else float("inf")
-        self._served_at = [now] * LANES
+        self._served_at = [now] * len(self._weights)
         self._guard_at = now + self._starvation_s
 
-    def pick(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> tuple[int, int]:
+    def pick(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> tuple[int, float]:
         """(lane, how many of its messages may go in one go); (-1, 0) when all are dry.
 
         ``dry``: lanes that have nothing for the consumer. ``waiting_since``: when the first message of a lane that the
@@ -122,10 +149,10 @@ class LaneScheduler:
             if starving >= 0:
                 return starving, 1
         left = self._left
-        for lane in range(LANES):
+        for lane in range(len(left)):
             if left[lane] and not dry[lane]:
                 return lane, left[lane]
-        for lane in range(LANES):
+        for lane in range(len(left)):
             if self._weights[lane] and not dry[lane]:
                 self._left = list(self._weights)
                 return lane, self._left[lane]
@@ -140,7 +167,7 @@ class LaneScheduler:
         """The lane that has waited longest beyond the limit; -1 when none has."""
         longest, found = float("inf"), -1
         guard_at = now + self._starvation_s
-        for lane in range(LANES):
+        for lane in range(len(self._left)):
             since = None
             if not dry[lane] and self._served_at[lane] + self._starvation_s <= now:
                 arrived = waiting_since(lane)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from assay.reference_broker.config import MAX_PRIORITY_LEVELS
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 from assay.reference_broker.queues.messages.address import topic_of
@@ -20,7 +21,7 @@ from assay.reference_broker.queues.messages.control_records import (
     TRANSACTION_HEADER,
     is_control_header,
 )
-from assay.reference_broker.queues.messages.lanes import LANES, NORMAL
+from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.routing.message import Message, memory_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
@@ -52,7 +53,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     size: int
     """Bytes of payload and user properties."""
     lane: int = NORMAL
-    """Its :class:`Priority`, as the queue took it."""
+    """Its :class:`Priority`, as the queue took it, or the lane of its exact level."""
 
 
 HIDDEN = StoredMessage(Message(topic="", payload=b""), "", "", 0.0, float("-inf"), 0)
@@ -113,7 +114,7 @@ class MessageCodec:
         self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
         self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, CACHE_LIMIT)
-        self._alike: Known[tuple[Message, str], tuple[Headers, str, str, int]] = Known(memory, 4 * CACHE_LIMIT)
+        self._alike: Known[tuple[Message, str], tuple[Headers, str, str, int, int]] = Known(memory, 4 * CACHE_LIMIT)
         self._plain_known = self._plain.answers
         self._decoded_known = self._decoded.answers
         self._described_known = self._described.answers
@@ -141,14 +142,17 @@ class MessageCodec:
             self._plain.remember(key, known, length, size)
         return known
 
-    def alike(self, like: Message, routing_key: str, *, is_common: bool) -> tuple[Headers, str, str, int]:
+    def alike(
+        self, like: Message, routing_key: str, lane: int, *, is_common: bool
+    ) -> tuple[Headers, str, str, int, int]:
         """Of all messages that have what this one has, but for payload and user properties: record headers, the topic
-        to deliver on, the routing key, and the bytes that count beside the payload. Remembered if it is common."""
+        to deliver on, the routing key, the bytes that count beside the payload, and the lane, which follows from what
+        they have. Remembered if it is common."""
         known = self._alike.answers.get((like, routing_key)) if is_common else None
         if known is None:
-            headers, topic = self._encode(like, routing_key, NORMAL)
+            headers, topic = self._encode(like, routing_key, lane)
             size = message_bytes(like) - len(like.payload)
-            known = headers, topic, routing_key, size
+            known = headers, topic, routing_key, size, lane
             if is_common:
                 taken = _ENTRY_BYTES + memory_bytes(like) + sum([len(value) for _, value in headers])
                 self._alike.remember((like, routing_key), known, len(routing_key), taken)
@@ -269,7 +273,7 @@ def delay_number(record: LogRecord) -> int | None:
 def lane_in(value: bytes) -> int:
     """The lane that a priority header names. Raises :class:`ValueError`."""
     lane = int(value)
-    if not 0 <= lane < LANES:
+    if not 0 <= lane < MAX_PRIORITY_LEVELS:
         message = f"there is no priority {lane}"
         raise ValueError(message)
     return lane

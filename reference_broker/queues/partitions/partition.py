@@ -8,7 +8,7 @@ from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
-from assay.reference_broker.queues.messages.lanes import NORMAL, PartitionLanes
+from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, PartitionLanes
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
@@ -45,6 +45,7 @@ class QueuePartition(SyncPoint):
         "_cache",
         "_codec",
         "_confirm_when_synced",
+        "_lane_count",
         "_on_confirmed",
         "_unwritten",
         "_volatile",
@@ -71,6 +72,7 @@ class QueuePartition(SyncPoint):
         confirm_when_synced: bool,
         volatile: bool,
         on_confirmed: Callable[[int, int, StoredMessage], None] | None = None,
+        lane_count: int = LANES,
     ) -> None:
         """``on_confirmed`` is told the partition, offset and message of each confirm, for the trace."""
         super().__init__(log)
@@ -87,6 +89,7 @@ class QueuePartition(SyncPoint):
         self.unreadable = 0
         self.lanes: PartitionLanes | None = None
         """Once a message was not of normal priority."""
+        self._lane_count = lane_count
         self._codec = codec
         self._cache = cache
         self._agenda = agenda
@@ -219,7 +222,7 @@ class QueuePartition(SyncPoint):
     def open_lanes(self) -> PartitionLanes:
         """From now on the partition has lanes."""
         if self.lanes is None:
-            self.lanes = PartitionLanes()
+            self.lanes = PartitionLanes(self._lane_count)
         return self.lanes
 
     def list_message(self, offset: int, message: StoredMessage) -> None:

@@ -17,7 +17,7 @@ from assay.reference_broker.queues.jobs.store import Headers, NewRecord, QueueFi
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
-from assay.reference_broker.queues.messages.lanes import NORMAL
+from assay.reference_broker.queues.messages.lanes import NORMAL, lane_of_exact
 from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
-_Head = tuple[Headers, str, str, int]
-"""Of a message the record headers but for user properties, the topic to deliver on, the routing key, and what counts
-of it beside payload and user properties, in bytes."""
+_Head = tuple[Headers, str, str, int, int]
+"""Of a message the record headers but for user properties, the topic to deliver on, the routing key, what counts of it
+beside payload and user properties, in bytes, and its lane."""
 SCHEMA_ERROR = "schema-error"
 """User property of a message that does not fit its queue's schema, where such are only marked: why not."""
 SCHEMA_INVALID = "SCHEMA_INVALID"
@@ -75,13 +75,19 @@ class EnqueuePath(ABC):
         self._agenda = agenda
         self._codec = MessageCodec(config.name, config.message_ttl_s, known)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
-        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        self.read_priorities()
         self._counts_bytes = config.max_bytes > 0
         self._keeps_all = config.retention.keep_settled
         self.checks: SchemaCheckConfig | None = checks_of(config)
         """What messages must fit; None = anything."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    def read_priorities(self) -> None:
+        """The configuration is new."""
+        config = self.config
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        self._has_levels = self._has_priorities and config.priority.levels > 0
 
     def forget_known(self) -> None:
         """It is gone: what it remembers of how to store messages is nobody's."""
@@ -195,12 +201,23 @@ class EnqueuePath(ABC):
     def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
         """The queue is full, and refuses a message: where it is configured so, that becomes a dead letter."""
 
-    def lane_of(self, priority: Priority) -> int:
-        """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
-        if priority is Priority.NORMAL or not self._has_priorities:
+    def lane_of(self, message: Message, priority: Priority | None) -> int:
+        """The lane of a message, which was published with a priority by name, perhaps.
+
+        Raises :class:`QueueError` (STORAGE_FAILED).
+        """
+        if not self._has_priorities:
             return NORMAL
-        self._facts.remember(LANES_FACT)
-        return priority.value
+        if priority is not None:
+            lane = priority.value
+        elif self._has_levels:
+            kept = message.properties
+            lane = lane_of_exact(0 if kept is None else kept.priority or 0, self.config.priority)
+        else:
+            return NORMAL
+        if lane != NORMAL:
+            self._facts.remember(LANES_FACT)
+        return lane
 
     def add(
         self,
@@ -231,7 +248,8 @@ class EnqueuePath(ABC):
             raise partition.failure
         if self._counts_bytes:
             self.limits.make_byte_room(size, now)
-        lane = NORMAL if options is None or options.priority is None else self.lane_of(options.priority)
+        priority = None if options is None else options.priority
+        lane = NORMAL if priority is None and not self._has_levels else self.lane_of(message, priority)
         headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
@@ -401,18 +419,20 @@ class EnqueuePath(ABC):
         if described is None:
             records = [
                 _new(NewRecord, (timestamp_ms, b"", payload, common))
-                for payload, (common, _, _, _) in zip(payloads, heads, strict=False)
+                for payload, (common, _, _, _, _) in zip(payloads, heads, strict=False)
             ]
         else:
             records = [
                 _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
-                for payload, (common, _, _, _), each in zip(payloads, heads, described, strict=False)
+                for payload, (common, _, _, _, _), each in zip(payloads, heads, described, strict=False)
             ]
         stored = [
-            StoredMessage(message, topic, key, enqueued_at, expires_at, size)
-            for message, (_, topic, key, _), size in zip(messages, heads, sizes, strict=False)
+            StoredMessage(message, topic, key, enqueued_at, expires_at, size, lane)
+            for message, (_, topic, key, _, lane), size in zip(messages, heads, sizes, strict=False)
         ]
         for index, positions in self._spread(described, count):
+            if self._has_levels:
+                self.partitions[index].list_next()
             if isinstance(positions, range):
                 block = slice(positions.start, positions.stop)
                 self.partitions[index].add_run(records[block], stored[block], part(positions))
@@ -425,10 +445,12 @@ class EnqueuePath(ABC):
 
     def _head(self, origin: Origin) -> _Head:
         topic, publisher, routing_key, like, is_common = origin
+        first = Message(topic=topic, payload=b"", publisher=publisher) if like is None else like
+        lane = self.lane_of(first, None) if self._has_levels else NORMAL
         if like is not None:
-            return self._codec.alike(like, routing_key, is_common=is_common)
-        headers, target = self._codec.headers(Message(topic=topic, payload=b"", publisher=publisher), routing_key)
-        return headers, target, routing_key, 0
+            return self._codec.alike(like, routing_key, lane, is_common=is_common)
+        headers, target = self._codec.headers(first, routing_key, lane)
+        return headers, target, routing_key, 0, lane
 
     def _takes_batch(self, count: int) -> bool:
         """Whether so many messages can be enqueued without a look at what each does to the limits."""

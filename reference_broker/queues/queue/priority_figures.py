@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from assay.reference_broker.queues.groups.pending import EntryState
-from assay.reference_broker.queues.messages.lanes import LANES, NORMAL
+from assay.reference_broker.queues.messages.lanes import NORMAL, lane_count
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.contents import QueueContents
@@ -19,7 +19,8 @@ _MIN_INTERVAL_S = 1.0
 
 
 class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition; each list has critical, high, normal, low and background."""
+    """One partition; each list has critical, high, normal, low and background, or every exact level from the highest
+    on."""
 
     ready: list[int]
     """For the group that has most before it; all that is stored while there is no group."""
@@ -56,14 +57,14 @@ class PriorityRates:
         ready = [ready_by_lane(queue, partition) for partition in queue.partitions]
         counts: _Counts = []
         for partition, waiting in zip(queue.partitions, ready, strict=True):
-            enqueued = _enqueued(partition)
+            enqueued = _enqueued(partition, len(waiting))
             counts.append((enqueued, [total - left for total, left in zip(enqueued, waiting, strict=True)]))
         since, before = self._earlier(now, counts)
         elapsed_s = now - since
 
         def rate(index: int, side: int) -> list[float]:
             if elapsed_s <= 0 or index >= len(before):
-                return [0.0] * LANES
+                return [0.0] * len(ready[index])
             pairs = zip(counts[index][side], before[index][side], strict=True)
             return [round(max(0, later - earlier) / elapsed_s, 3) for later, earlier in pairs]
 
@@ -88,17 +89,17 @@ class PriorityRates:
         return samples[0]
 
 
-def _enqueued(partition: QueuePartition) -> list[int]:
+def _enqueued(partition: QueuePartition, count: int) -> list[int]:
     """Messages ever written, by lane; those of before the last start as far as they are still stored."""
     lanes = partition.lanes
-    totals = list(lanes.added) if lanes is not None else [0] * LANES
+    totals = list(lanes.added) if lanes is not None else [0] * count
     totals[NORMAL] = partition.log.next_offset - sum(totals)
     return totals
 
 
 def ready_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
     """How many messages of each priority lane wait for a consumer."""
-    lanes, end = partition.lanes, partition.log.next_offset
+    lanes, end, count = partition.lanes, partition.log.next_offset, lane_count(queue.config.priority)
 
     def left(lane: int, start: int) -> int:
         """But for what has expired or was aborted, and the records that end transactions."""
@@ -108,21 +109,21 @@ def ready_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
         return end - start - len(gone) if lane == NORMAL else 0
 
     if not queue.groups:
-        return [left(lane, partition.head) for lane in range(LANES)]
+        return [left(lane, partition.head) for lane in range(count)]
     columns: list[list[int]] = []
     for group in queue.groups.values():
         home = group.places[partition.index]
         columns.append(
             [left(place.lane, place.cursor) for place in home.lanes]
             if home.lanes is not None
-            else [left(lane, home.cursor if lane == NORMAL else end) for lane in range(LANES)]
+            else [left(lane, home.cursor if lane == NORMAL else end) for lane in range(count)]
         )
     return max(columns, key=sum)
 
 
 def in_flight_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
     """How many messages of each priority lane are with consumers."""
-    counts = [0] * LANES
+    counts = [0] * lane_count(queue.config.priority)
     for group in queue.groups.values():
         home = group.places[partition.index]
         for place in home.lanes or (home,):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from assay.reference_broker.config import LimitScope, Ordering, Overflow, QueueConfig
+from assay.reference_broker.config import LimitScope, Overflow, QueueConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.dead_letters.dead_letters import alert_of, dead_letter_message, refused_letter
 from assay.reference_broker.queues.dead_letters.undelivered import DeadLetterTarget, UndeliveredLetters
@@ -28,6 +28,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
 from assay.reference_broker.queues.limits.limits import QUEUE_FULL, QueueLimits
 from assay.reference_broker.queues.messages.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
+from assay.reference_broker.queues.messages.lanes import lane_count
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.partitioner import Partitioner
 from assay.reference_broker.queues.messages.stored_message import HIDDEN, StoredMessage
@@ -120,6 +121,7 @@ class DurableQueue(EnqueuePath):
             confirm_when_synced=self._confirm_when_synced,
             volatile=self._files.volatile,
             on_confirmed=None if self.contents.tracer is None else self._trace_confirmed,
+            lane_count=lane_count(self.config.priority),
         )
 
     def _look_through(self, partition: QueuePartition) -> None:
@@ -211,7 +213,7 @@ class DurableQueue(EnqueuePath):
         self.checks = checks_of(config)
         self.limits.reconfigure()
         self.limits.arm(self._agenda.now)
-        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        self.read_priorities()
         for group in self.groups.values():
             group.reconfigure(config)
             self._dispatchers[group] = Dispatcher(group)

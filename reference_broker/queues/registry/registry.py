@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -58,7 +59,7 @@ MAX_PARTITIONS: Final = 1_024
 _FREE_INTERVAL_S: Final = 1.0
 """Between looks for what can be freed on a disk that is nearly full."""
 MAX_SETTINGS_BYTES: Final = 16 * 1024
-FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
+FIXED: Final = ("durability", "compression", "ordering", "ephemeral", "priority.levels")
 """Settings that a queue keeps for life, since what is stored depends on them."""
 
 
@@ -408,7 +409,7 @@ class QueueRegistry:
             text = "whether a queue counts bytes is fixed for its life: max_bytes cannot become 0, or stop being 0"
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
         for field in FIXED:
-            if getattr(config, field) != getattr(queue.config, field):
+            if attrgetter(field)(config) != attrgetter(field)(queue.config):
                 text = f"{field} is fixed for the life of a queue: delete it and create it anew"
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
         try:
