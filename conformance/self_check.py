@@ -58,9 +58,10 @@ EVERYONE = {
     "any-says-little+any-pingresp-last+any-late-qos-0": ("mqtt311", "mqtt5", "queue"),
     "any-tiny-insides": ("mqtt311", "mqtt5", "queue"),
     "any-amqp-late-and-in-pieces+any-amqp-small-frames+any-amqp-skipped-tags+any-amqp-other-names"
-    "+any-amqp-missing-is-an-error+any-amqp-damage-without-a-word+any-amqp-back-in-any-order": ("amqp091",),
+    "+any-amqp-missing-is-an-error+any-amqp-damage-without-a-word+any-amqp-back-in-any-order"
+    "+any-amqp-codes-of-others+any-amqp-expirations-are-moments+any-amqp-any-x-match": ("amqp091",),
     "any-amqp-heartbeats-between+any-amqp-confirms-one-by-one+any-amqp-other-codes+any-amqp-late-closes"
-    "+any-amqp-logins-end-silently": ("amqp091",),
+    "+any-amqp-logins-end-silently+any-amqp-headers-bound-by-key+any-amqp-no-bindings-between-exchanges": ("amqp091",),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.amqp091_answers import Handler, wrap_handlers
+from assay.conformance.mutants.amqp091_servers import leave_out
 from assay.reference_broker.amqp091 import consuming, declarations, publishing, service
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.connection import AmqpConnection, Phase
@@ -344,20 +345,4 @@ def logins_end_silently(patch: Patch) -> None:
         return refuse
 
     patch.wrap(AmqpConnection, "refuse_login", make)
-    patch.wrap(
-        AmqpConnection,
-        "server_properties",
-        lambda original: (
-            lambda self: tuple(
-                [(name, _without(value) if name == "capabilities" else value) for name, value in original(self)]
-            )
-        ),
-    )
-
-
-def _without(table: Any) -> Any:
-    parts = table.value
-    pairs = [
-        pair for pair in zip(parts[::2], parts[1::2], strict=True) if pair[0].value != "authentication_failure_close"
-    ]
-    return type(table)(table.kind, tuple([part for pair in pairs for part in pair]))
+    leave_out(patch, "authentication_failure_close")

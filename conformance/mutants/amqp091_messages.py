@@ -22,6 +22,7 @@ from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.queues import Delivery, Outcome
+from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.queues.messages.message_batch import MessageBatch
 from assay.reference_broker.queues.queue import enqueue_path
@@ -369,9 +370,9 @@ def letters_tell_nothing(patch: Patch) -> None:
     patch.wrap(dead_letters, "with_death", lambda original: lambda headers, *death: headers)
 
 
-@mutant("amqp-priorities-ignored", "messages of all priorities are the same")
-def priorities_ignored(patch: Patch) -> None:
-    patch.wrap(enqueue_path, "lane_of_exact", lambda original: lambda _level, config: original(0, config))
+@mutant("amqp-no-time-is-no-chance", "what lives for no time at all is gone before whoever waits for it gets it")
+def no_time_is_no_chance(patch: Patch) -> None:
+    patch.wrap(dispatcher, "is_at_once", lambda original: lambda _stored: False)
 
 
 @mutant("amqp-priorities-share-lanes", "of ten priorities two and two are one")

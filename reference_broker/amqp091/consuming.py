@@ -58,6 +58,7 @@ _FRAME_START = struct.Struct(">BH")
 _BASIC = 60 << 16
 """Class and weight of a content header."""
 _END = bytes((FRAME_END,))
+_GETS: Final = SubscribeOptions(waits=False)
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
 MQTT_EXCHANGE = "$queue"
 """Where a message came from that was not published over AMQP."""
@@ -289,6 +290,7 @@ class Consuming:
                 GROUP,
                 lambda delivery: self.deliver(took, delivery),
                 now,
+                options=_GETS,
                 deliver_run=lambda run: self.deliver_run(took, run),
                 credit=0,
             )
@@ -316,6 +318,9 @@ class Consuming:
         connection = channel.connection
         if consumer.tag and not self.has_room(consumer):
             self._stalled[consumer] = None
+            return False
+        assert consumer.consumer is not None
+        if connection.broker.must_wait(consumer.consumer, connection.tenant, len(delivery.message.payload)):
             return False
         tag = consumer.served_at = self._next_tag
         self._next_tag += 1
@@ -366,6 +371,8 @@ class Consuming:
         room."""
         channel, unsettled = self._channel, self._unsettled
         connection, number, consumer_tag = channel.connection, channel.number, consumer.tag
+        if connection.tenant is not None and connection.tenant.limits_consuming:
+            return 0
         stored = run.stored
         if self._channel_prefetch and consumer_tag and not consumer.no_ack:
             stored = stored[: max(0, self._channel_prefetch - self._counted)]

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.amqp091.queue_settings import AT_ONCE_MS
 from assay.reference_broker.amqp091.topology.routes import BCC, CC
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties
 from assay.reference_broker.amqp091.wire.fields import MAX_FIELDS, Table
@@ -77,7 +76,7 @@ def message_from(
 
 
 def _expiry(ttl_ms: int, now: float) -> float:
-    return now + max(ttl_ms, AT_ONCE_MS) / 1_000
+    return now + ttl_ms / 1_000
 
 
 def begun(message: Message, now: float) -> Message:

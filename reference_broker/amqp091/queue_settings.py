@@ -17,8 +17,8 @@ _MOST_MS: Final = (1 << 32) - 1
 """Also RabbitMQ's bound."""
 _FOR_EVER_S: Final = 365.0 * 86_400
 UNLIMITED_RETRIES: Final = 1_000_000_000
-AT_ONCE_MS: Final = 50
-"""A time to live of 0: what cannot be delivered at once is gone. Who waits for it gets it once it is on disk."""
+_AT_ONCE_S: Final = 1e-9
+"""A time to live of 0 ms, where 0 s stands for none: it vanishes beside Unix time. See :func:`is_at_once`."""
 MAX_IN_FLIGHT: Final = 65_535
 """What a consumer without prefetch may hold."""
 MAX_DEPTH: Final = 10_000_000
@@ -221,11 +221,12 @@ def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: 
     if arguments.max_priority is not None:
         settings["priority"] = {"enabled": True, "levels": arguments.max_priority + 1}
     if arguments.message_ttl_ms is not None:
-        settings["message_ttl_s"] = max(arguments.message_ttl_ms, AT_ONCE_MS) / 1_000
+        settings["message_ttl_s"] = arguments.message_ttl_ms / 1_000 or _AT_ONCE_S
     if arguments.max_length is not None:
         settings["max_depth"] = arguments.max_length
     if arguments.max_length_bytes is not None:
-        settings["max_bytes"] = max(1, arguments.max_length_bytes)
+        # Where no bytes may be there are no messages: an empty one has at least its properties.
+        settings["max_bytes" if arguments.max_length_bytes else "max_depth"] = arguments.max_length_bytes
     if not durable:
         # Its declaration says when it ends, whoever consumes from it.
         settings |= {"ephemeral": True, "expires_after_s": _FOR_EVER_S}

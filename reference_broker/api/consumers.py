@@ -147,16 +147,10 @@ class Member:
     # -- deliveries ------------------------------------------------------------------------------------------------
 
     def _take(self, queue: str, consumer: Consumer, delivery: Delivery) -> bool:
-        driver = self._desk.turn()[0]
-        broker = driver.node.state
-        tenant = self.tenant
-        if tenant is not None and tenant.limits_consuming:
-            wait_s = tenant.delivery_wait_s(len(delivery.message.payload), broker.now)
-            if wait_s:
-                engine = broker.engine
-                broker.timers.schedule(broker.now + wait_s, lambda later: engine.resume(consumer, later))
-                return False
+        broker = self._desk.turn()[0].node.state
         size = len(delivery.message.payload)
+        if broker.must_wait(consumer, self.tenant, size):
+            return False
         if self._buffer and self._buffered_bytes + size > MAX_ANSWER_BYTES:
             # The next poll begins with it.
             return False

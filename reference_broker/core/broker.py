@@ -18,6 +18,7 @@ from assay.reference_broker.core.clients import Client, Subscriber
 from assay.reference_broker.core.newcomers import Newcomers
 from assay.reference_broker.core.partial_packets import PartialPackets
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.timers import TimerHeap
 from assay.reference_broker.core.traffic import Traffic
@@ -394,6 +395,16 @@ class Broker:
             credit=credit,
             heartbeats=heartbeats,
         )
+
+    def must_wait(self, consumer: Consumer, tenant: Tenant | None, size: int) -> bool:
+        """Whether its tenant's quota leaves nothing for a delivery of so many bytes, which is charged otherwise. The
+        consumer is resumed when there is something again."""
+        if tenant is None or not tenant.limits_consuming:
+            return False
+        wait_s = tenant.delivery_wait_s(size, self.now)
+        if wait_s:
+            self.timers.schedule(self.now + wait_s, lambda later: self.engine.resume(consumer, later))
+        return wait_s > 0
 
     def check_producer(self, producer_id: int, client: Client | None) -> None:
         """Whether a client may name a producer. Raises :class:`QueueError` (NOT_ALLOWED)."""

@@ -363,6 +363,9 @@ class QueueEngine(QueueOperations):
             group = None if queue is None else queue.groups.get(consumer.group)
             if group is not None and (group in waiting or group.is_new) and consumer.active and consumer.credit:
                 continue
+            if consumer.blocked and not consumer.options.waits:
+                # It will be resumed: what is there is not nothing.
+                continue
             if queue is not None and consumer.active and consumer.credit:
                 ends = self._draining[consumer]
                 if ends is None:

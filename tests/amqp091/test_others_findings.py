@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.amqp091.wire.content import BasicProperties
+import pytest
+
+from assay.reference_broker.amqp091.wire.content import BasicProperties, encode_header
+from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.routing.properties import Kind, Typed
-from tests.support.amqp_client import NOW, AmqpClient, make_node, table, turn
+from tests.support.amqp_client import FRAME_MAX, NOW, AmqpClient, Said, make_node, table, turn
 
 
 def client(node: object = None) -> AmqpClient:
@@ -136,3 +140,119 @@ def test_what_a_commit_finds_no_queue_for_comes_back() -> None:
     c.publish("r", b"3", mandatory=True)
     c.say(1, "queue.delete", "r", False, False, False)
     assert [each.name for each in c.say(1, "tx.commit")] == ["basic.return", "tx.commit-ok"], "one alone, too"
+
+
+def send(c: AmqpClient, name: str, *values: object, body: bytes | None = None, **properties: str | int) -> None:
+    """A method, with its content perhaps, and no turn of the broker: what is sent next comes right behind."""
+    content = b""
+    if body is not None:
+        header = encode_header(len(body), BasicProperties(**properties))  # type: ignore[arg-type]
+        content = content_frames(1, header, body, FRAME_MAX)
+    c.send_raw(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) + content)
+
+
+def pipelined(c: AmqpClient, *bodies: bytes, queue: str = "q", **properties: str | int) -> list[tuple[str, bytes]]:
+    """Publishes and a get right behind them."""
+    for body in bodies:
+        send(c, "basic.publish", "", queue, False, False, body=body, **properties)
+    send(c, "basic.get", queue, True)
+    return [(each.name, each.body) for each in c.hear()]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("where", ["of the queue", "of the message"])
+def test_what_lives_for_no_time_is_for_who_waits(where: str, durable: bool) -> None:
+    """Java client, zeroTTLDelivery of PerMessageTTL, PerQueueTTL and PerQueueVsPerMessageTTL."""
+    c = client()
+    c.declare("q", durable=durable, arguments=table(x_message_ttl=0) if where == "of the queue" else ())
+    properties = {"expiration": "0"} if where == "of the message" else {}
+    assert pipelined(c, b"1", **properties) == [("basic.get-empty", b"")]
+    assert pipelined(c, b"1", b"2", **properties) == [("basic.get-empty", b"")]
+    assert c.declare("q", passive=True).values[1] == 0
+    said = c.consume("q")
+    assert [each.name for each in said] == ["basic.consume-ok"], "it came before somebody waited"
+    send(c, "basic.publish", "", "q", False, False, body=b"3", **properties)
+    said = c.hear()
+    assert [(each.name, each.body) for each in said] == [("basic.deliver", b"3")]
+    c.now = NOW + 1
+    c.say(1, "basic.reject", said[0].values[1], True)
+    c.now = NOW + 2
+    turn(c.node, c.now)
+    assert c.hear() == [], "nobody waited when it came back"
+    assert c.declare("q", passive=True).values[1:] == (0, 1)
+
+
+def test_all_that_a_consumer_waits_for_comes_however_short_it_lives() -> None:
+    """More than a turn has room for, beside a get."""
+    c = client()
+    other = client(c.node)
+    c.declare("q")
+    c.consume("q", no_ack=True)
+    for number in range(3_000):
+        send(other, "basic.publish", "", "q", False, False, body=b"%d" % number, expiration="0")
+    send(other, "basic.get", "q", True)
+    heard: list[Said] = []
+    while said := c.hear():
+        heard += said
+    assert [each.body for each in heard] == [b"%d" % number for number in range(3_000)]
+    assert [each.name for each in other.hear()] == ["basic.get-empty"]
+
+
+def test_what_lives_for_no_time_becomes_a_dead_letter() -> None:
+    c = client()
+    c.declare("d")
+    c.declare("q", arguments=table(x_message_ttl=0, x_dead_letter_exchange="", x_dead_letter_routing_key="d"))
+    assert pipelined(c, b"1") == [("basic.get-empty", b"")]
+    c.now = NOW + 1
+    assert c.get("d").body == b"1"
+
+
+@pytest.mark.parametrize("letters", [False, True])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3])
+def test_a_get_makes_no_room(limit: int, letters: bool) -> None:
+    """Java client, queueSize, queueSizeUnacked, requeue, requeueWithDlx of QueueSizeLimit."""
+    c = client()
+    c.declare("d")
+    more = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "d"} if letters else {}
+    c.declare("q", durable=False, arguments=table(x_max_length=limit, **more))
+    bodies = [b"%d" % number for number in range(limit + 1)]
+    assert pipelined(c, *bodies) == [("basic.get-ok", b"1") if limit else ("basic.get-empty", b"")]
+    c.say(1, "queue.purge", "q", False)
+    c.say(1, "queue.purge", "d", False)
+    # All that fits is held, as much again is ready, and what is held comes back.
+    for number in range(limit):
+        c.publish("q", b"%d" % number)
+    tags = [c.get("q").values[0] for _ in range(limit)]
+    for _ in range(limit):
+        c.publish("q", b"again")
+    if limit:
+        send(c, "basic.nack", tags[-1], True, True)
+    send(c, "basic.get", "q", True)
+    (said,) = c.hear()
+    if limit:
+        assert (said.name, said.body, said.values[-1]) == ("basic.get-ok", b"again", limit - 1)
+    else:
+        assert said.name == "basic.get-empty"
+    c.now = NOW + 1
+    turn(c.node, c.now)
+    assert c.declare("d", passive=True).values[1] == limit * letters
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_a_limit_of_no_bytes(letters: bool) -> None:
+    """Only who waits gets a message, be it of one byte; what is too large for a queue is dropped like the oldest."""
+    c = client()
+    c.declare("d")
+    more = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "d"} if letters else {}
+    for limit, size in ((0, 1), (1, 2), (10, 11)):
+        queue = f"q{limit}"
+        c.declare(queue, arguments=table(x_max_length_bytes=limit, **more))
+        assert pipelined(c, b"x" * size, queue=queue) == [("basic.get-empty", b"")]
+        if limit:
+            assert pipelined(c, b"x" * limit, queue=queue) == [("basic.get-ok", b"x" * limit)]
+        c.consume(queue, queue)
+        assert [each.body for each in c.publish(queue, b"x" * size)] == [b"x" * size]
+        c.say(1, "basic.cancel", queue, False)
+    c.now = NOW + 1
+    turn(c.node, c.now)
+    assert c.declare("d", passive=True).values[1] == 3 * letters

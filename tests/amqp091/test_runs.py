@@ -269,6 +269,26 @@ def test_a_tenant_pays_for_a_run_as_for_its_messages(quotas: TenantQuotas) -> No
         assert heard[0] == heard[1] == heard[2]
 
 
+@pytest.mark.parametrize("no_ack", [True, False])
+@pytest.mark.parametrize("quotas", [TenantQuotas(consume_messages_per_s=2.0), TenantQuotas(consume_bytes_per_s=8.0)])
+def test_a_tenants_consumers_and_gets_pay_for_what_they_get(quotas: TenantQuotas, no_ack: bool) -> None:
+    """Two messages of four bytes a second; a get waits for its message, and is not told that there is none."""
+    c = tenants_client(quotas)
+    for number in range(9):
+        c.publish("q", b"%4d" % number)
+    said = c.consume("q", no_ack=no_ack)
+    assert [each.name for each in said] == ["basic.consume-ok", "basic.deliver", "basic.deliver"]
+    c.now += 0.5
+    assert [each.name for each in c.hear()] == ["basic.deliver"]
+    c.say(1, "basic.cancel", "t", False)
+    assert c.say(1, "basic.get", "q", no_ack) == []
+    c.now += 0.5
+    said = c.hear()
+    assert [(each.name, each.body) for each in said] == [("basic.get-ok", b"   3")]
+    c.say(1, "queue.purge", "q", False)
+    assert c.get("q").name == "basic.get-empty"
+
+
 def test_a_run_of_a_tenant_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     c = tenants_client(TenantQuotas(publish_messages_per_s=1_000.0))
     monkeypatch.setattr(EnqueuePath, "publish", None)

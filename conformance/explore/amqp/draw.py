@@ -59,6 +59,12 @@ class _Bent:
         self.persistent = (True,) if self.restarts and pick((True, False)) else (True, True, False)
         self.verbs = pick((("ack",), ("ack", "ack", "nack", "reject"), ("nack", "reject")))
         self.recovers = pick((False, True))
+        self.circles = self.letters and pick((False, True))
+        """Dead letters come back to where they died, and die again."""
+        if self.circles:
+            self.verbs = ("reject", "nack")
+        self.tidies = pick((False, False, False, True))
+        """Much is deleted, on conditions."""
 
 
 class _Draw:
@@ -83,7 +89,7 @@ class _Draw:
             alternate=self._chance.randrange(bent.exchanges) if bent.alternate and pick((True, False)) else -1,
         )
 
-    def queue(self) -> plan.QueuePlan:
+    def queue(self, number: int) -> plan.QueuePlan:
         pick, bent = self.pick, self.bent
         is_quorum = bent.quorum and pick((True, True, False))
         is_exclusive = bent.exclusive and pick((True, False))
@@ -93,6 +99,8 @@ class _Draw:
         has_letters = bent.letters and pick((True, True, False))
         is_prior = bent.priority and not is_bounded and pick((True, True, False))
         exchange = pick((plan.DEFAULT, plan.DEFAULT, *range(bent.exchanges)))
+        if bent.circles and pick((True, True, False)):
+            exchange = plan.DEFAULT
         names_letters = exchange == plan.DEFAULT or pick((True, False))
         if overflow == "reject-publish-dlx" and not has_letters:
             overflow = "reject-publish"
@@ -106,16 +114,21 @@ class _Draw:
             max_length=pick((1, 2, 4)) if is_bounded else 0,
             overflow=overflow,
             letters=exchange if has_letters else plan.NO_LETTERS,
-            letter_queue=self._chance.randrange(self.queues) if has_letters and names_letters else -1,
-            max_priority=pick((1, 2, 4)) if is_prior else 0,
+            letter_queue=self._letter_queue(number) if has_letters and names_letters else -1,
+            max_priority=pick((1, 2, 4, 9)) if is_prior else 0,
             single_active=bent.single and not is_quorum and pick((True, True, False)),
             delivery_limit=pick((0, 1, 2)) if is_quorum else -1,
         )
 
+    def _letter_queue(self, number: int) -> int:
+        """Where the letters of a queue go by its name."""
+        others = self._chance.randrange(self.queues)
+        return number if self.bent.circles and self.pick((True, False)) else others
+
     def channel(self) -> plan.ChannelPlan:
         pick, bent = self.pick, self.bent
         modes = ["", "confirm", "confirm"] if bent.confirms else [""]
-        if bent.quorum:  # without confirms nothing says when a message is there
+        if bent.quorum or bent.priority:  # without confirms nothing says when a message is there
             modes = ["confirm"]
         return plan.ChannelPlan(
             connection=pick((0, 0, 1, 2)),
@@ -140,12 +153,12 @@ class _Draw:
             mandatory=not bent.transactions and pick((True, False, False)),
             persistent=pick(bent.persistent),
             size_bytes=pick(bent.sizes),
-            priority=pick((-1, 0, 1, 2, 4, 9)) if bent.priority else pick((-1, -1, -1, 3)),
+            priority=pick((-1, 0, 1, 2, 4, 5, 8, 9, 200)) if bent.priority else pick((-1, -1, -1, 3)),
             ttl_s=pick(ttls),
             rich=pick((False, False, False, True)),
             table=pick(range(len(plan.TABLES))) if "headers" in bent.kinds else pick((0, 0, 0, 2)),
-            cc=tuple(self._chance.sample(_KEYS, 1)) if selects and pick((True, False)) else (),
-            bcc=tuple(self._chance.sample(_KEYS, 1)) if selects and pick((True, False)) else (),
+            cc=tuple(self._chance.sample(_KEYS, 1)) if selects and pick((True, True, False)) else (),
+            bcc=tuple(self._chance.sample(_KEYS, 1)) if selects and pick((True, True, False)) else (),
         )
 
     def burst(self) -> plan.Burst:
@@ -174,7 +187,7 @@ class _Draw:
             verb=verb,
             which=pick((0, 0, 1, 2, 3)),
             multiple=pick((False, False, True)),
-            requeue=verb != "ack" and pick((True, False)),
+            requeue=verb != "ack" and pick((True, False, False) if self.bent.circles else (True, False)),
             everything=pick((False, False, False, False, True)),
         )
 
@@ -198,7 +211,8 @@ class _Draw:
         channel = where["channel"]
         kinds = "ppppppssssssccgggglx" + "b" * 3 * bent.bursts + "m" * 2 * bent.mistakes + "t" * 2 * bent.clock
         kinds += "TTTR" * bent.transactions + "i" * bool(bent.exchanges) + "u" * bool(binds) + "r" * bent.recovers
-        kinds += "kqPDde" + "iiiuuuuppppp" * bent.ways
+        kinds += "kqPDde" + "iiiuuuuppppp" * bent.ways + "DDDDccP" * bent.tidies + "gsgs" * bent.circles
+        kinds += "cccxx" * bent.single + "gggbb" * bent.priority
         match pick(kinds):
             case "p":
                 return self.publish()
@@ -285,7 +299,7 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     draw.queues, draw.channels = chance.choice((1, 2, 2, 3)), chance.choice((1, 2, 3))
     return plan.AmqpLife(
         exchanges=tuple(draw.exchange() for _ in range(draw.bent.exchanges)),
-        queues=tuple(draw.queue() for _ in range(draw.queues)),
+        queues=tuple(draw.queue(number) for number in range(draw.queues)),
         channels=tuple(draw.channel() for _ in range(draw.channels)),
         steps=tuple(draw.steps()),
     )

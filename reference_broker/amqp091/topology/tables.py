@@ -187,23 +187,25 @@ class TopicTable:
         return places
 
 
-class _Match(StrEnum):
+class Match(StrEnum):
+    """Which of the fields that a binding names a message must have, and whether those with ``x-`` count."""
+
     ALL = "all"
     ANY = "any"
     ALL_WITH_X = "all-with-x"
     ANY_WITH_X = "any-with-x"
 
 
-def _match_of(fields: dict[str, Typed]) -> _Match:
-    """Raises :class:`AmqpError` for what ``x-match`` may not be."""
+def match_of(fields: dict[str, Typed]) -> Match:
+    """What ``x-match`` says. Raises :class:`AmqpError` for what it may not be."""
     given = fields.get(X_MATCH)
     if given is None:
-        return _Match.ALL
+        return Match.ALL
     if given.kind is not Kind.TEXT:
         text = f"Invalid x-match field type {type_name(given)} (value {str(given.value)[:40]}); expected longstr"
         raise precondition_failed(text, _MATCH_RULE)
     try:
-        return _Match(given.value)
+        return Match(given.value)
     except ValueError:
         text = f"Invalid x-match field value {given.value[:40]}; expected all, any, all-with-x, or any-with-x"
         raise precondition_failed(text, _MATCH_RULE) from None
@@ -220,9 +222,9 @@ class Pattern:
 
     def __init__(self, arguments: Arguments) -> None:
         fields = first_fields(arguments)
-        match = _match_of(fields)
-        self.is_any = match in (_Match.ANY, _Match.ANY_WITH_X)
-        with_x = match in (_Match.ALL_WITH_X, _Match.ANY_WITH_X)
+        match = match_of(fields)
+        self.is_any = match in (Match.ANY, Match.ANY_WITH_X)
+        with_x = match in (Match.ALL_WITH_X, Match.ANY_WITH_X)
         self.wants: tuple[_Want, ...] = tuple(
             [
                 (name, None if value.kind is Kind.NULL else comparable(value))
@@ -254,7 +256,7 @@ class HeadersTable:
     @staticmethod
     def check(arguments: Arguments) -> None:
         """Raises :class:`AmqpError` for arguments that no binding may have."""
-        _match_of(first_fields(arguments))
+        match_of(first_fields(arguments))
 
     def add(self, binding: Binding) -> None:
         pattern = Pattern(binding.arguments)

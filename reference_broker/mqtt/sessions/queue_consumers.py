@@ -62,8 +62,7 @@ def consume(
             return True
         message = broker.delivery_message(delivery)
         if tenant is not None:
-            if tenant.limits_consuming and (wait_s := tenant.delivery_wait_s(len(message.payload), broker.now)):
-                broker.timers.schedule(broker.now + wait_s, lambda later: engine.resume(consumer, later))
+            if broker.must_wait(consumer, tenant, len(message.payload)):
                 return False
             message = tenant_names.message_out(tenant, message, delivery.queue)
         session.deliver(message, qos, False, identifiers, delivery)

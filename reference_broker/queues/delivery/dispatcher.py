@@ -20,7 +20,7 @@ from assay.reference_broker.queues.jobs.agenda import MAX_WORK, NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.address import receipt_of
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes, lane_count
-from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.queues.messages.stored_message import StoredMessage, is_at_once
 from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.routing.topics import matches
 from assay.reference_broker.trace.schema import TraceKind
@@ -292,7 +292,7 @@ class Dispatcher:
                     self._pass_damage(place, partition.visible_end if loaded is None else loaded[0])
                     continue
                 stored = loaded[1]
-            if now >= stored.expires_at:
+            if now >= stored.expires_at and not (consumer.options.waits and is_at_once(stored)):
                 self._skips += 1
                 self._group.owner.expire_next(self._group, place, stored, now)
                 continue

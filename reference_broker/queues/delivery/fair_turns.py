@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 
 from assay.reference_broker.queues.groups.pending import Consumer
 
 
 class FairTurns:
-    """The consumers with room: of those with the highest priority the one with the fewest unsettled deliveries first.
+    """The consumers with room, those that wait before those that only ask now: of those with the highest priority the
+    one with the fewest unsettled deliveries first.
 
     Among equals comes who has waited longest since its last delivery, and among new ones who joined first. So no
     consumer takes a burst while others are idle, and a run repeats exactly.
@@ -17,7 +19,13 @@ class FairTurns:
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
         self._heap = [
-            (-consumer.options.priority, consumer.in_flight, consumer.served_at, joined, consumer)
+            (
+                -consumer.options.priority if consumer.options.waits else math.inf,
+                consumer.in_flight,
+                consumer.served_at,
+                joined,
+                consumer,
+            )
             for joined, consumer in enumerate(consumers)
             if has_room(consumer)
         ]

@@ -284,10 +284,10 @@ class ConsumerGroup(GroupState):
         return self._max_pending - self.unsettled
 
     def room_for(self, most: int) -> int:
-        """Of so many ready messages, those that its consumers have room for."""
+        """Of so many ready messages, those that consumers wait for and have room for."""
         room = 0
         for consumer in self.consumers.values():
-            if not consumer.blocked and consumer.room > 0:
+            if not consumer.blocked and consumer.room > 0 and consumer.options.waits:
                 room += consumer.room
                 if room >= most:
                     return most

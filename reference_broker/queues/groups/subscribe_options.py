@@ -69,6 +69,9 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Its deliveries carry a receipt, also where the queue gives none."""
     priority: int = 0
     """Where a group keeps no order: consumers with a higher one get everything while they have room."""
+    waits: bool = True
+    """False: it takes what is there when it asks, and others leave. What is too much for a queue, or to live for no
+    time at all, goes only to those who wait."""
 
 
 DEFAULT_OPTIONS = SubscribeOptions()

@@ -119,9 +119,18 @@ class QueueLimits(TimeToLive):
             if self._contents.staying < max(1, limit) or not self.drop_oldest(now, None):
                 break
 
+    @property
+    def drops_what_comes(self) -> bool:
+        """A message that is too much by itself is dropped unless somebody has room for it, as the oldest in the end."""
+        config = self._contents.config
+        return config.limits_count is LimitScope.READY and config.overflow.drops
+
     def make_byte_room(self, size: int, now: float) -> None:
         """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._contents.config.max_bytes
+        if size > limit and self.drops_what_comes:
+            self.trim_ready(now)
+            return
         while limit and self._counted_bytes + size > limit:
             if size > limit or not self.drop_oldest(now, size):
                 name = self._contents.name
@@ -144,6 +153,11 @@ class QueueLimits(TimeToLive):
         too_long = contents.ready_of(group) > limits.max_depth < contents.staying_of(group)
         if too_long or (limits.max_bytes and self._counted_bytes_of(group) > limits.max_bytes):
             self.trim_ready(now)
+
+    def drop_due(self, now: float) -> None:
+        """Give up what is too much, if anything may be: before those who only ask have their turn."""
+        if now >= self._drop_at:
+            self._drop_ready(now)
 
     def _drop_ready(self, now: float) -> None:
         """Give up what is too much, as much of it as the turn has room for."""
@@ -342,8 +356,7 @@ class QueueLimits(TimeToLive):
             self._to_trim, self._trim_at = len(self._contents.partitions), NEVER
         if self._to_trim:
             self.trim_some()
-        if now >= self._drop_at:
-            self._drop_ready(now)
+        self.drop_due(now)
         super().pass_time(now)
         self._agenda.wake(self, min(self._free_at, self._trim_at, self._drop_at))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError
-from assay.reference_broker.queues.messages.stored_message import HIDDEN
+from assay.reference_broker.queues.messages.stored_message import HIDDEN, is_at_once
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class TimeToLive:
                 while (
                     stored := self._first(place, place.partition.visible_end)
                 ) is not None and stored.expires_at <= now:
-                    if agenda.room <= 0:
+                    if agenda.room <= 0 or (group in agenda.groups_to_serve and is_at_once(stored)):
                         return now
                     agenda.work += 1
                     self.expire_next(group, place, stored, now)
@@ -150,8 +150,13 @@ class TimeToLive:
                 except LogError:
                     expiry.add(offset, now + RETRY_S)
                     continue
-                if stored is not None:
-                    self._expire_one(partition, offset, stored, now)
+                if stored is None:
+                    continue
+                if is_at_once(stored) and any(group in self._agenda.groups_to_serve for group in groups):
+                    # Who waits for it has its turn yet.
+                    expiry.add(offset, now + _SWEEP_INTERVAL_S)
+                    continue
+                self._expire_one(partition, offset, stored, now)
             next_at = min(next_at, expiry.next_at)
         return next_at
 

@@ -56,6 +56,15 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """Its :class:`Priority`, as the queue took it, or the lane of its exact level."""
 
 
+AT_ONCE_S = 0.001_5
+"""What is to live for no time at all lives shorter than that, by the milliseconds that are stored."""
+
+
+def is_at_once(stored: StoredMessage) -> bool:
+    """Whether it is for whoever waits when it comes, and for nobody who comes later."""
+    return 0.0 <= stored.expires_at - stored.enqueued_at < AT_ONCE_S
+
+
 HIDDEN = StoredMessage(Message(topic="", payload=b""), "", "", 0.0, float("-inf"), 0)
 """Takes the place of a record that nobody may get: a control record, or one of an aborted transaction. It has always
 expired, so that the path of a delivery need not look for it."""

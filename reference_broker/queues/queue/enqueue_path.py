@@ -22,6 +22,7 @@ from assay.reference_broker.queues.messages.message_batch import MessageBatch, O
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
 from assay.reference_broker.queues.messages.stored_message import (
+    AT_ONCE_S,
     HIDDEN,
     Described,
     MessageCodec,
@@ -80,6 +81,8 @@ class EnqueuePath(ABC):
         self._keeps_all = config.retention.keep_settled
         self.checks: SchemaCheckConfig | None = checks_of(config)
         """What messages must fit; None = anything."""
+        self._has_at_once = False
+        """Some message was to live for no time at all."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -121,7 +124,7 @@ class EnqueuePath(ABC):
             self.contents.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
-        if self._counts_bytes and 0 < self.config.max_bytes < size:
+        if self._counts_bytes and 0 < self.config.max_bytes < size and not self.limits.drops_what_comes:
             # Delayed, it would be tried for ever, and others behind it would wait.
             self.contents.refused += 1
             self.bury(routing_key, message, size, now)
@@ -256,6 +259,8 @@ class EnqueuePath(ABC):
         expires_at = NEVER
         if message.expires_at or self._codec.ttl_s > 0:
             expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+            if expires_at - enqueued_at < AT_ONCE_S:
+                self._has_at_once = True
             if expires_at < self.limits.sweep_at:
                 self.limits.arm(expires_at)
         stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
@@ -415,6 +420,7 @@ class EnqueuePath(ABC):
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
+        self._has_at_once |= expires_at - enqueued_at < AT_ONCE_S
         self.limits.arm(expires_at)
         if described is None:
             records = [

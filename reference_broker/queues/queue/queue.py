@@ -244,7 +244,7 @@ class DurableQueue(EnqueuePath):
         if self.contents.tracer is not None:
             for offset, stored in enumerate(messages, base_offset):
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
-        if self.groups and not self._confirm_when_synced:
+        if not self._confirm_when_synced:
             self.serve_groups()
 
     def write_unwritten(self) -> bool:
@@ -275,6 +275,9 @@ class DurableQueue(EnqueuePath):
         for group in self.groups.values():
             if group.consumers:
                 self._agenda.groups_to_serve[group] = None
+        if self._has_at_once:
+            # What nobody has room for goes right behind.
+            self.limits.arm(self._agenda.now)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -422,8 +425,11 @@ class DurableQueue(EnqueuePath):
         """Deliver what the group's consumers have room for."""
         dispatcher = self._dispatchers.get(group)
         if dispatcher is not None:  # a transient one may have gone within the turn
+            is_limited = self.config.limits_count is LimitScope.READY
+            if is_limited:
+                self.limits.drop_due(now)
             dispatcher.serve(now)
-            if self.config.limits_count is LimitScope.READY:
+            if is_limited:
                 self.limits.check_ready(group, now)
 
     # -- dead letters --------------------------------------------------------------------------------------------
