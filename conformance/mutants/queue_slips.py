@@ -184,8 +184,8 @@ _slip(
     "a message with a key has the normal priority",
     EnqueuePath,
     "add",
-    "lane = NORMAL if options is None or options.priority is None else",
-    "lane = NORMAL if options is None or options.priority is None or key else",
+    "priority = None if options is None else options.priority",
+    "priority = None if options is None or key else options.priority",
 )
 _slip(
     "repeats-lose-properties",
