@@ -161,7 +161,7 @@ class Dispatcher:
         group = self._group
         counts = group.counts
         lanes = self._places_by_lane(group.places)
-        dry = _dry(lanes)
+        dry = self._dry(lanes)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(lanes[lane], now)
@@ -194,6 +194,12 @@ class Dispatcher:
             for lane in range(self._lane_count)
         ]
 
+    def _dry(self, lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
+        """Which of them are known to have nothing. The five of a round are asked in turn, which may end the round."""
+        if self._lane_count == LANES:
+            return [False] * LANES
+        return [all(place.is_dry for place in places) for places in lanes]
+
     def _waiting_since(self, places: Iterable[GroupPartition], now: float) -> float | None:
         return min((since for place in places if (since := self._ready_since(place, now)) is not None), default=None)
 
@@ -205,7 +211,7 @@ class Dispatcher:
         group = self._group
         counts = group.counts
         places = self._places_by_lane(consumer.places)
-        dry = _dry(places)
+        dry = self._dry(places)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(places[lane], now)
@@ -564,8 +570,3 @@ class Dispatcher:
             known = matches(*key)
             remember(_MATCHED, key, known, len(key[0]) + len(routing_key), MATCH_CACHE)
         return known
-
-
-def _dry(lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
-    """Which of them have nothing to deliver."""
-    return [all(place.is_dry for place in places) for places in lanes]
