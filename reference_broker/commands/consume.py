@@ -18,7 +18,7 @@ from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.clients.shared import RefusedError
 from assay.reference_broker.commands.ends import StoppedError, UsageError
 from assay.reference_broker.commands.messages import Message, write
-from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb
+from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, queue_names
 
 BATCH: Final = 100
 """Messages of one request, and so unsettled at once."""
@@ -172,7 +172,7 @@ CONSUME: Final = Verb(
     "\n\nassay consume orders --group billing --max 10"
     "\n\nassay consume orders --group billing --follow -o json",
     parameters=(
-        Parameter("queue", "Where from; dlq/NAME are the dead letters of a queue."),
+        Parameter("queue", "Where from; dlq/NAME are the dead letters of a queue.", complete=queue_names),
         Parameter("group", "Consume as a member of this group.", Place.OWN, ("--group", "-g"), str, None),
         Parameter("follow", "Go on as more come, until Ctrl-C.", Place.OWN, ("--follow", "-f"), bool, False),
         Parameter("max", "End after so many.", Place.OWN, ("--max", "-n"), int, None),

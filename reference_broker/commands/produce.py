@@ -18,7 +18,7 @@ from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.clients.shared import RefusedError, UnreachableError
 from assay.reference_broker.commands.ends import FailedError, StoppedError, UsageError, say
 from assay.reference_broker.commands.shown import Output
-from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb
+from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, queue_names
 from assay.reference_broker.trace.terminal import WholeConsole
 
 MAX_LINE_BYTES: Final = 3 * 1024 * 1024
@@ -219,7 +219,7 @@ PRODUCE: Final = Verb(
     "\n\ntail -F access.log | assay produce lines"
     "\n\nassay consume orders -o json | assay produce copies --json-lines",
     parameters=(
-        Parameter("queue", "Where to."),
+        Parameter("queue", "Where to.", complete=queue_names),
         Parameter("messages", "Payloads; none, or -: lines of standard input.", Place.OWN, (), list[str], []),
         Parameter(
             "file",

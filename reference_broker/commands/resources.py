@@ -13,9 +13,9 @@ from assay.reference_broker.commands.ends import UsageError, say
 from assay.reference_broker.commands.messages import MESSAGE_COLUMNS
 from assay.reference_broker.commands.settings import settings_of
 from assay.reference_broker.commands.shown import Column, joined, moment, size, span, yes
-from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb
+from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb, queue_names
 
-_QUEUE: Final = Parameter("queue", "Its name; dlq/NAME are the dead letters of a queue.")
+_QUEUE: Final = Parameter("queue", "Its name; dlq/NAME are the dead letters of a queue.", complete=queue_names)
 _GROUP: Final = Parameter("group", "Name of a consumer group.")
 _SUBJECT: Final = Parameter("subject", "What the schema is of.")
 
@@ -338,7 +338,7 @@ GROUP: Final = Resource(
         Verb(
             name="list",
             about="Groups of a queue, or all that there are.",
-            parameters=(Parameter("queue", "Only of this queue.", Place.OWN, (), str, None),),
+            parameters=(Parameter("queue", "Only of this queue.", Place.OWN, (), str, None, complete=queue_names),),
             run=_list_groups,
             rows="groups",
             columns=(

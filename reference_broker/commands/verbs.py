@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from assay.reference_broker.clients.http_client import HttpQueues, path
+from assay.reference_broker.clients.shared import RefusedError
 from assay.reference_broker.commands.contexts import connect, resolve
 from assay.reference_broker.commands.ends import UsageError, failures_as_exits, say, shown_text
 from assay.reference_broker.commands.shown import Column, Output, table_of, write_document, write_pairs, write_table
@@ -44,14 +45,15 @@ class Parameter(msgspec.Struct, frozen=True):
     """Left out: it must be given. None is not sent."""
     env: str = ""
     panel: str = ""
-    hidden: bool = False
-    """Of its default."""
+    complete: Callable[[typer.Context, str], list[str]] | None = None
+    """What a shell offers."""
 
     def signature(self) -> inspect.Parameter:
         """As typer reads it."""
         kind = self.kind if self.default is not None else self.kind | None
         told: dict[str, Any] = {"help": self.about, "envvar": self.env or None, "rich_help_panel": self.panel or None}
-        shown = self.default not in (None, False, (), "") and not self.hidden
+        told["autocompletion"] = self.complete
+        shown = self.default not in (None, False, ())
         info: Any
         if self.flags:
             info = typer.Option(*self.flags, show_default=shown, **told)
@@ -107,6 +109,15 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
     """What cannot be undone, and is asked about first."""
     more: str = ""
     """The option that goes on where a page ends, and the member of the answer that says where: ``after=next``."""
+
+
+def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Of the broker that a line means, if it answers at once."""
+    try:
+        with connect(resolve({each.name: ctx.params.get(each.name) for each in CONNECTION}), 1.0) as client:
+            return list(client.ask("GET", "/queues", query={"prefix": incomplete})["queues"])
+    except (RefusedError, ValueError, OSError):
+        return []
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import msgspec
 import paho.mqtt.client as mqtt
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from assay.cli import build_app
 from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.commands import resources
 from assay.reference_broker.commands.verbs import Resource, Verb
@@ -89,6 +93,20 @@ def test_queues_are_created_listed_described_changed_and_deleted(assay: Assay, t
     assert "Say so by --yes" in assay.fails(2, "queue", "delete", "made")
     assert assay("queue", "delete", "made", "--yes") == "deleted made\n"
     assert assay.json("queue", "list", "--prefix", "made") == []
+
+
+def test_a_shell_offers_names_of_queues(assay: Assay, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_SERVER", str(assay.environment["ASSAY_SERVER"]))
+    line = f"assay queue stats {queue[:-1]}"
+    monkeypatch.setattr(sys, "argv", ["assay"])
+    for name, value in (("_ASSAY_COMPLETE", "complete_bash"), ("COMP_WORDS", line), ("COMP_CWORD", "3")):
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(build_app("queue"), [], prog_name="assay", env=dict(os.environ))
+    assert result.stdout.split() == [queue]
+    result = CliRunner().invoke(
+        build_app("queue"), [], prog_name="assay", env={**os.environ, "ASSAY_SERVER": "127.0.0.1:1"}
+    )
+    assert result.stdout.split() == []
 
 
 def test_bindings(assay: Assay, queue: str) -> None:

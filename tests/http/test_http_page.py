@@ -13,7 +13,7 @@ import yaml
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import parse_config
-from tests.http.conftest import TOKENS
+from tests.http.conftest import TOKENS, Served
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 
@@ -39,6 +39,12 @@ def test_the_commands_of_the_page_work() -> None:
         '"delay_id"',
     ):
         assert part in finished.stdout, part
+
+
+def test_the_program_of_the_page_works(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(program.replace("http://127.0.0.1:8080", served.urls[0]), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "hello, delivered 1 time\n0 left\n"
 
 
 def test_the_page_names_every_scope() -> None:
