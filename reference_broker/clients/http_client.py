@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Generator, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -171,6 +171,8 @@ class HttpQueues:
     def _said(self, error: Exception) -> str:
         if isinstance(error, ssl.SSLError):
             return f"TLS with {self.target} fails: {getattr(error, 'verify_message', '') or error.reason or error}"
+        if isinstance(error, IncompleteRead):
+            return f"the answer of {self.target} was cut"
         if isinstance(error, HTTPException) and not isinstance(error, OSError):
             return f"what answers at {self.target} is no HTTP"
         return f"no broker answers at {self.target}: {getattr(error, 'strerror', None) or error}"
@@ -186,6 +188,8 @@ class HttpQueues:
                 raise RefusedError("answer_too_large", f"the answer has more than {self._max_answer_bytes} bytes")
             if time.monotonic() > until:
                 raise TimeoutError
+        if answer.length:
+            raise IncompleteRead(b"", answer.length)  # which read1 does not say
         return b"".join(parts)
 
     # -- what programs do ------------------------------------------------------------------------------------------
@@ -243,7 +247,10 @@ class HttpQueues:
                 for each in taken["messages"]:
                     yield _received(queue, each)
         finally:
-            self.ask("POST", path("/queues/{queue}/leave", queue=queue), body={"group": group, "consumer": consumer})
+            with contextlib.suppress(RefusedError):  # of a broker that is gone the consumer is, too
+                self.ask(
+                    "POST", path("/queues/{queue}/leave", queue=queue), body={"group": group, "consumer": consumer}
+                )
 
     def ack(self, *messages: Received) -> None:
         """They are done: settled for good, on return. All of one queue."""

@@ -22,6 +22,7 @@ from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb
 
 BATCH: Final = 100
 """Messages of one request, and so unsettled at once."""
+_WAIT_S: Final = 1.0
 _FOLLOW_WAIT_S: Final = 20.0
 _READ_AGAIN_S: Final = 0.5
 
@@ -74,7 +75,9 @@ def _consumed(client: HttpQueues, values: Values) -> Any:
     queue, left = values["queue"], values["max"]
     consumer = {"group": values["group"], "consumer": values["consumer"] or f"assay-{os.getpid()}"}
     consumer |= {"pattern": values["pattern"]} if values["pattern"] else {}
-    wait_s = _FOLLOW_WAIT_S if values["follow"] else values["wait"]
+    wait_s = values["wait"]
+    if wait_s is None:
+        wait_s = _FOLLOW_WAIT_S if values["follow"] else _WAIT_S
     where = path("/queues/{queue}/consume", queue=queue)
     held: list[Message] = []
     try:
@@ -190,7 +193,14 @@ CONSUME: Final = Verb(
         Parameter(
             "pattern", "With a group: only routing keys that this filter matches.", Place.OWN, ("--pattern",), str, None
         ),
-        Parameter("wait", "Seconds without a message until it ends.", Place.OWN, ("--wait",), float, 1.0),
+        Parameter(
+            "wait",
+            "Seconds that a request waits for messages: 1, and the command ends with none; 20 if it follows.",
+            Place.OWN,
+            ("--wait",),
+            float,
+            None,
+        ),
         Parameter("payloads", "Payloads alone, as they are, one a line.", Place.OWN, ("--payloads",), bool, False),
     ),
     run=run,

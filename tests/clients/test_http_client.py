@@ -264,6 +264,15 @@ def test_an_answer_that_does_not_come_or_drips_ends_in_time() -> None:
         queues.ask("POST", "/x")
 
 
+def test_an_answer_that_was_cut_is_none() -> None:
+    cut = OK.replace(b"length: 2", b"length: 9").replace(b"application/json", b"text/plain")
+    with scripted(cut, OK, closes=True) as script, HttpQueues(script.url) as queues:
+        assert queues.ask("GET", "/x") == {}
+    with scripted(cut, OK, closes=True) as script, HttpQueues(script.url) as queues, pytest.raises(UnreachableError):
+        queues.ask("POST", "/x")
+    assert script.requests == ["POST"]
+
+
 def test_an_answer_is_bounded() -> None:
     large = OK.replace(b"length: 2", b"length: 1000").replace(b"{}", b"x" * 1_000)
     with scripted(large, OK) as script, HttpQueues(script.url, max_answer_bytes=999) as queues:
