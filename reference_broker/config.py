@@ -63,6 +63,8 @@ from assay.reference_broker.config_schemas import schemas_problems
 from assay.reference_broker.config_tenants import TenantConfig as TenantConfig
 from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from assay.reference_broker.config_tenants import tenant_problems
+from assay.reference_broker.config_tracing import TracingConfig as TracingConfig
+from assay.reference_broker.config_tracing import tracing_problems
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
@@ -212,6 +214,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     sys: SysConfig = SysConfig()
     limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
+    tracing: TracingConfig = TracingConfig()
     testing: TestingConfig = TestingConfig()
 
 
@@ -374,6 +377,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += http_problems(config.http)
     problems += grpc_problems(config.grpc)
     problems += schemas_problems(config.schemas)
+    problems += tracing_problems(config.tracing)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -40,6 +40,7 @@ from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage.session_store import SessionStore, set_sessions_aside
 from assay.reference_broker.trace.schema import Tracer
+from assay.reference_broker.trace.tracing import Tracing
 
 _NO_OTHERS: Mapping[str, WireProtocol] = {}
 _NOTE_INTERVAL_S = 10.0
@@ -69,7 +70,9 @@ class BrokerNode:
         classes = node_classes(config.quirks)
         self._connection_class = classes.connection
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
-        self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
+        self.tracing = tracing_of(config, rng)
+        """Spans of some messages; None where tracing is off."""
+        self.engine = QueueEngine(config.queues, self._store, rng, now, tracer, self.tracing)
         self.schemas = SchemaLog(config.schemas, self._store, self.engine.agenda)
         self.schema_checks: SchemaChecks | None = None
         """None without the extra ``schemas``."""
@@ -400,6 +403,21 @@ class _PasswordPoint:
     def finish_sync(self, _error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """See :class:`JobPoint`."""
         return [(lambda _problem: self._authenticator.finish(self._check), None)]
+
+
+def tracing_of(config: BrokerConfig, rng: random.Random) -> Tracing | None:
+    """As it is configured; it draws from random numbers of its own, so that nothing else depends on it."""
+    wanted = config.tracing
+    if not wanted.enabled:
+        return None
+    return Tracing(
+        config.node,
+        random.Random(rng.getrandbits(64)),
+        ratio=wanted.ratio,
+        max_traces=wanted.max_traces,
+        max_spans=wanted.max_spans,
+        max_messages=wanted.max_messages,
+    )
 
 
 def _log_options(queues: QueuesConfig) -> LogOptions:

@@ -52,6 +52,7 @@ COMMANDS = "reference_broker.commands"
 CONFIG_HTTP = "reference_broker.config_http"
 CONFIG_GRPC = "reference_broker.config_grpc"
 CONFIG_SCHEMAS = "reference_broker.config_schemas"
+CONFIG_TRACING = "reference_broker.config_tracing"
 SCHEMAS = "reference_broker.schemas"
 
 QUEUE_ROOMS = (
@@ -82,6 +83,7 @@ RULES: dict[str, tuple[str, ...]] = {
         CONFIG_NUMBERS,
         CONFIG_QUEUES,
         CONFIG_TENANTS,
+        CONFIG_TRACING,
         TRACE,
     ),
     CONFIG_NUMBERS: (),
@@ -92,6 +94,7 @@ RULES: dict[str, tuple[str, ...]] = {
     CONFIG_HTTP: (CONFIG_MQTT,),
     CONFIG_GRPC: (CONFIG_MQTT,),
     CONFIG_SCHEMAS: (CONFIG_MQTT,),
+    CONFIG_TRACING: (CONFIG_MQTT,),
     SCHEMAS: (QUEUES, ROUTING, CONFIG, CONFIG_SCHEMAS),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -28,6 +29,7 @@ from assay.reference_broker.queues.messages.address import (
     check_queue_name,
     topic_of,
 )
+from assay.reference_broker.trace.context import TRACEPARENT, TRACESTATE, read_context
 
 ALL_SCOPES: Final = frozenset(Scope)
 ADMIN_TOPIC: Final = "$admin/queue/"
@@ -82,6 +84,20 @@ class Caller:
         self.tenant = tenant
         self.may_administer = may_administer
         self._tenants = tenants
+        self.trace: tuple[tuple[str, str], ...] = ()
+        """The W3C Trace Context of its request; see :meth:`traced`."""
+
+    def note_trace(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Headers or metadata of its request; a context that cannot be read is none."""
+        named = tuple([pair for pair in pairs if pair[0] in (TRACEPARENT, TRACESTATE)])
+        if named and read_context(named) is not None:
+            self.trace = named
+
+    def traced(self, pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """User properties of a message that it publishes, with the context of the request where they have none."""
+        if not self.trace or any(name == TRACEPARENT for name, _ in pairs):
+            return pairs
+        return (*[pair for pair in pairs if pair[0] != TRACESTATE], *self.trace)
 
     def require(self, scope: Scope) -> None:
         """Raises :class:`QueueError` (NOT_ALLOWED)."""

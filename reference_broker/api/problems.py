@@ -32,6 +32,8 @@ class Code(StrEnum):
     """A bug of the broker; its log has more."""
     UNKNOWN_SCHEMA = "unknown_schema"
     """There is no such subject, version or schema, or it has no setting of its own."""
+    UNKNOWN_TRACE = "unknown_trace"
+    """There is no such trace here: it was never sampled, or it is forgotten."""
     SCHEMA_INCOMPATIBLE = "schema_incompatible"
     SCHEMA_REFUSED = "schema_refused"
     """No schema, version, level or mode that the registry takes; the text says why."""
@@ -67,6 +69,7 @@ PROBLEMS: Final[dict[AnyCode, Row]] = {
     _Q.UNKNOWN_PRODUCER: Row(404, "There is no such producer"),
     _Q.UNKNOWN_TRANSACTION: Row(404, "There is no such transaction"),
     Code.UNKNOWN_SCHEMA: Row(404, "There is no such subject, version or schema"),
+    Code.UNKNOWN_TRACE: Row(404, "There is no such trace"),
     Code.METHOD_NOT_ALLOWED: Row(405, "That cannot be done here"),
     Code.TIMEOUT: Row(408, "The request did not come in time"),
     Code.SCHEMA_INCOMPATIBLE: Row(409, "The schema may not follow those before it"),

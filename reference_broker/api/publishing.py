@@ -67,7 +67,7 @@ async def publish(
             qos=1,
             publisher=caller.client_id,
             content_type=message.content_type,
-            user_properties=headers,
+            user_properties=caller.traced(headers),
         )
         stored = lambda kind, found: told.append((kind, found))  # noqa: E731
         asked = None if message.options == _NOTHING else message.options

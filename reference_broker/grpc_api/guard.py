@@ -160,6 +160,8 @@ class Guard:
         caller = await self._service.callers.find(credentials, arrival, client_id)
         if caller.username is not None:
             self._service.check_rate(caller.username, is_user=True)
+        if "traceparent" in headers:
+            caller.note_trace(context.invocation_metadata())
         caller.require(scope)
         return Call(self._service, self._config, caller, context)
 

@@ -28,6 +28,7 @@ from assay.reference_broker.http.routes import (
     settling,
     streams,
     topics,
+    traces,
     transactions,
 )
 from assay.reference_broker.queues import QueueError, QueueErrorCode
@@ -46,6 +47,7 @@ AREAS: Final[tuple[Area, ...]] = (
     transactions.AREA,
     overview.AREA,
     metrics.AREA,
+    traces.AREA,
     bridge.AREA,
     schemas.AREA,
     schemas.GOQUEUE,

@@ -108,6 +108,8 @@ class Guard:
         caller = await self._service.callers.find(credentials_of(headers), arrival, client_id)
         if caller.username is not None:
             self._service.check_rate(caller.username, is_user=True)
+        if b"traceparent" in headers:
+            caller.note_trace((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         scope["state"]["caller"] = caller
         if scope["type"] == "websocket":
             await self._app(scope, exchange.receive, exchange.send)

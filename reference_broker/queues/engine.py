@@ -40,6 +40,7 @@ from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.queues.transactions.transactions import Transactions
 from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
 from assay.reference_broker.trace.schema import Tracer
+from assay.reference_broker.trace.tracing import Tracing
 
 MAX_CONFIRMS = 4_096
 """Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
@@ -63,14 +64,20 @@ class QueueEngine(QueueOperations):
     """
 
     def __init__(
-        self, config: QueuesConfig, store: QueueStore, rng: random.Random, now: float, tracer: Tracer | None = None
+        self,
+        config: QueuesConfig,
+        store: QueueStore,
+        rng: random.Random,
+        now: float,
+        tracer: Tracer | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
         self._config = config
         self._store = store
         self.alerts = Alerts(allow_private=config.alert_allow_private)
         """Of dead letters; the driver sends them."""
-        self._agenda = self.agenda = Agenda()
+        self._agenda = self.agenda = Agenda(tracing)
         self._agenda.now = now
         self._partition_queue = self._agenda.owners
         self.version = 0

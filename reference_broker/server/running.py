@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.server.listeners import ListenerAddress, start_listener
 from assay.reference_broker.server.readiness import check_handshake
+from assay.reference_broker.server.span_export import SpanExport, start_exports
 from assay.reference_broker.server.tcp import NodeDriver
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.own_descriptors import exchange
@@ -37,6 +39,7 @@ class RunningBroker:
         self.addresses: list[ListenerAddress] = []
         self._driver: NodeDriver | None = None
         self._trace: TraceWriter | None = None
+        self._exports: list[SpanExport] = []
 
     def forget_in_child(self) -> None:
         """In a forked child: its sockets and its trace are the parent's alone."""
@@ -44,6 +47,7 @@ class RunningBroker:
         descriptors = driver.descriptors() if driver is not None else []
         if self._trace is not None:
             descriptors.append(self._trace.descriptor)
+        descriptors += [descriptor for export in self._exports for descriptor in export.target.descriptors]
         exchange(descriptors)
         _inherited.append(self)
 
@@ -75,6 +79,8 @@ class RunningBroker:
                 log.warning("queue %s: %s (%s)", note.queue, note.problem, note.place)
             self._warn_of_closed_listeners()
             self._driver = NodeDriver(node, clock)
+            if node.tracing is not None:
+                self._exports = start_exports(self.config.tracing, node.tracing, self.config.node)
             if testing.movable_clock:
                 node.state.advance_clock = self._driver.advance_clock
             for index, listener in enumerate(self.config.listeners):
@@ -140,6 +146,8 @@ class RunningBroker:
         finally:
             if self._trace is not None:
                 self._trace.close()
+            for export in self._exports:
+                await asyncio.to_thread(export.close)
 
 
 def _in_child() -> None:

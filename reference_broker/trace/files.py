@@ -40,6 +40,8 @@ class _Writer(Generic[_Event]):
         self.path = path
         self.count = 0
         """Events written so far."""
+        self.bytes_written = 0
+        """Before compression."""
         self._encoder = msgspec.json.Encoder()
         self._line = bytearray()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +62,18 @@ class _Writer(Generic[_Event]):
     def _append(self, line: bytes | bytearray) -> None:
         self._sink.write(line)
         self._sink.write(b"\n")
+        self.bytes_written += len(line) + 1
 
     def write(self, event: _Event) -> None:
         """Append one event."""
         self._encoder.encode_into(event, self._line)
         self._append(self._line)
         self.count += 1
+
+    def flush(self) -> None:
+        """Let readers have what was written."""
+        self._sink.flush()
+        self._file.flush()
 
     def close(self) -> None:
         """Write the rest and close; a second call does nothing."""

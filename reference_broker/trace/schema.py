@@ -186,6 +186,8 @@ class TraceKind(StrEnum):
     REJECTED = "rejected"
     TIMED_OUT = "timed_out"
     RETRY_SCHEDULED = "retry_scheduled"
+    DELAYED = "delayed"
+    """A message waits for its time, or its time has come; ``detail`` says which."""
     DEAD_LETTERED = "dead_lettered"
     DISCARDED = "discarded"
     """A queue gave a message up; ``detail`` says why: expired, unreadable, or exhausted without dead letters."""
@@ -197,7 +199,10 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 
 class TraceEvent(Record, frozen=True, kw_only=True):
-    """One step of a message through a broker node. ``seq`` has no gaps per node: a gap means lost trace."""
+    """One step of a message through a broker node. ``seq`` has no gaps per node: a gap means lost trace.
+
+    With a ``trace_id`` it is a span of W3C Trace Context, which ended at ``time_ns``: docs/tracing.md.
+    """
 
     seq: int
     time_ns: int
@@ -212,6 +217,16 @@ class TraceEvent(Record, frozen=True, kw_only=True):
     group: str = ""
     delivery_count: int = 0
     detail: str = ""
+    trace_id: str = ""
+    """32 hexadecimal digits."""
+    span_id: str = ""
+    """16 hexadecimal digits."""
+    parent_id: str = ""
+    """The span that caused it; of the first one in this broker the publisher's, if that named one."""
+    trace_state: str = ""
+    """What the publisher sent beside it, for other vendors."""
+    duration_ns: int = 0
+    """Since the step that it waited for."""
 
 
 class TraceHeader(Record, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,12 @@ import pytest
 import spark_histories as histories
 from pyspark.sql import SparkSession
 
+from assay.reference_broker.config import TracingConfig
+from assay.reference_broker.server.span_export import start_exports
 from assay.reference_broker.trace.files import TraceWriter, read_history
 from assay.reference_broker.trace.schema import HistoryEvent, HistoryHeader, TraceEvent, TraceHeader, TraceKind
+from assay.reference_broker.trace.tracing import Tracing
+from assay.spark_analysis.hops import hop_table
 from assay.spark_analysis.sources import Loaded, find_sources, load_histories, load_samples, load_traces
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -111,6 +116,27 @@ def test_a_gap_in_a_trace_is_counted_per_node(spark: SparkSession, tmp_path: Pat
                 writer.write(TraceEvent(seq=seq, time_ns=seq, node=node, kind=TraceKind.ENQUEUED))
     report = load_traces(spark, {"r": path}, tmp_path).reports[0]
     assert (report.rows, report.missing, report.repeated, report.whole) == (7, 2, 1, False)
+
+
+def test_the_spans_that_a_broker_exports_are_a_trace(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.zst"
+    tracing = Tracing("a", random.Random(1), ratio=1.0, max_traces=9, max_spans=9, max_messages=9)
+    (export,) = start_exports(TracingConfig(enabled=True, path=str(path)), tracing, "a")
+    traced, place = tracing.begin(None, "q", "$queue/q", "ann", 1_000.0), {}
+    tracing.written(traced, TraceKind.ENQUEUED, place, 0, 5, 1_001.0)
+    tracing.confirmed(traced, 1_003.0, None)
+    tracing.delivering(traced, "g", "bob", 1, 1_006.0)
+    tracing.happened(TraceKind.DELIVERED, traced, 1_006.0, "g", "bob", 1, "")
+    tracing.happened(TraceKind.ACKED, traced, 1_010.0, "g", "bob", 1, "")
+    export.close()
+    loaded = load_traces(spark, {"r": path}, tmp_path)
+    assert loaded.reports[0].whole
+    rows = {row["kind"]: row for row in loaded.frame.collect()}
+    assert {row["trace_id"] for row in rows.values()} == {f"{traced.trace.trace_id:032x}"}
+    assert rows["acked"]["parent_id"] == rows["delivered"]["span_id"]
+    assert rows["acked"]["duration_ns"] == 4_000_000_000
+    hops = {row["operation"]: row["p50_us"] for row in hop_table(spark, loaded.frame, exact=True).collect()}
+    assert hops == {"enqueued to confirmed": 2e6, "enqueued to delivered": 5e6, "delivered to acked": 4e6}
 
 
 def test_samples_with_strange_files_and_rows(spark: SparkSession, tmp_path: Path) -> None:

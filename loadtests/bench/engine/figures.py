@@ -142,6 +142,14 @@ def engine_lines(plan: EnginePlan) -> list[Line]:
             measure=lambda: measure.life(plan.turns * 20, 1),
         ),
         Line(
+            name="life_traced",
+            title=f"turns of {measure.TURN} with 1 % of the messages traced",
+            unit="messages/s",
+            measure=lambda: measure.life(plan.turns, traced=0.01),
+            bound=0.95,
+            share_of="life",
+        ),
+        Line(
             name="p99",
             title=f"p99 publish to ack at {plan.rate_per_s:,}/s",
             unit="ms",

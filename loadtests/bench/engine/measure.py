@@ -18,6 +18,7 @@ from assay.reference_broker.config import Durability, QueuesConfig
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.trace.tracing import Tracing
 
 QUEUE = "bench"
 BATCH = 1_000
@@ -33,12 +34,22 @@ class Drive:
     """An engine with one queue in memory, its time, and perhaps a consumer that settles what it gets."""
 
     def __init__(
-        self, *, partitions: int = 10, max_depth: int = 100_000_000, payload_bytes: int = PAYLOAD_BYTES
+        self,
+        *,
+        partitions: int = 10,
+        max_depth: int = 100_000_000,
+        payload_bytes: int = PAYLOAD_BYTES,
+        traced: float | None = None,
     ) -> None:
+        """``traced``: the ratio of messages whose spans are recorded; None = tracing is off."""
         defaults = {"durability": Durability.MEMORY, "partitions": partitions, "max_depth": max_depth}
         defaults["max_in_flight"] = 10 * BATCH
         config = QueuesConfig(defaults=defaults)
-        self.engine = QueueEngine(config, LogQueueStore(None), random.Random(1), _NOW)
+        tracing = None
+        if traced is not None:
+            most = {"max_traces": 1_000, "max_spans": 64, "max_messages": 4_096}
+            tracing = Tracing("bench", random.Random(2), ratio=traced, **most)
+        self.engine = QueueEngine(config, LogQueueStore(None), random.Random(1), _NOW, None, tracing)
         self.address = QueueAddress(queue=QUEUE)
         self.topic = f"$queue/{QUEUE}"
         self.payload = bytes(payload_bytes)
@@ -118,9 +129,9 @@ def enqueue_singly(count: int) -> float:
     return rate
 
 
-def life(turns: int, per_turn: int = TURN) -> float:
-    """Messages per second from publish to ack, so many in a turn."""
-    drive = Drive()
+def life(turns: int, per_turn: int = TURN, traced: float | None = None) -> float:
+    """Messages per second from publish to ack, so many in a turn. ``traced`` as in :class:`Drive`."""
+    drive = Drive(traced=traced)
     drive.join()
 
     def work() -> int:

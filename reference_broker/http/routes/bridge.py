@@ -60,7 +60,7 @@ async def _publish(call: Call, wanted: Publication) -> Published:
         qos=wanted.qos,
         retain=wanted.retain,
         publisher=caller.client_id,
-        user_properties=tuple(wanted.properties.items()),
+        user_properties=caller.traced(tuple(wanted.properties.items())),
     )
     if is_queue_topic(wanted.topic):
         if state.topics.read(wanted.topic, caller.tenant).verb is not None:

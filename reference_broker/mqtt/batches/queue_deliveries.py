@@ -114,7 +114,7 @@ class DeliveryEncoder:
             known = _USER_PROPERTIES
             for message in messages:
                 pairs = message.user_properties
-                found = known.get(pairs) or self._learn(pairs)
+                found = (known.get(pairs) or self._learn(pairs)) if pairs else b""
                 if found is None:
                     return None
                 theirs.append(found)

@@ -38,8 +38,11 @@ from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, Queue
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.messages.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
+from assay.reference_broker.queues.messages.trace_context import sample
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.tracing import Traced
 
 FIRED_PER_TURN = 1_024
 """More that are due wait for the next turn, so that others have theirs."""
@@ -113,6 +116,7 @@ class DelayStore:
             agenda,
             confirm_when_synced=confirm_when_synced,
             volatile=files.volatile,
+            written_as=TraceKind.DELAYED,
         )
         self._done: DoneLog | None = None
         if not files.volatile:
@@ -191,6 +195,10 @@ class DelayStore:
         self._unwritten.append(due_ms)
         if on_stored is not None:
             self._log.tell_place(self._teller(on_stored))
+        if self._agenda.tracing is not None:
+            traced = sample(self._agenda.tracing, message, self._target.name, now)
+            if traced is not None:
+                self._log.trace(traced)
 
     def _teller(self, on_stored: Stored) -> Callable[[int, int], None]:
         return lambda _, offset: on_stored(StoredAs.DELAYED, delay_id_of(self._target.name, offset))
@@ -325,6 +333,8 @@ class DelayStore:
                 continue
             stored, options = found
             try:
+                if self._log.traced:
+                    self._carry(self._log.traced.get(offset))
                 partition = self._target.enqueue_due(
                     stored.routing_key,
                     stored.message,
@@ -342,12 +352,20 @@ class DelayStore:
                 self._is_full = True
                 self.refuse(due[at:], now)
                 break
+            finally:
+                if self._log.traced:
+                    self._carry(None)
             self._in_hand[offset] = partition
             self._refused.pop(offset, None)
             if self._done is not None:
                 partition.mark_last((DELAY_HEADER, b"%d" % offset))
                 firing.append(offset)
         self._note_firing(firing, now)
+
+    def _carry(self, traced: Traced | None) -> None:
+        """What is published next goes on with a trace."""
+        if self._agenda.tracing is not None:
+            self._agenda.tracing.carried = traced
 
     def _note_firing(self, firing: list[int], now: float) -> None:
         """Before their partitions get them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.delivery_run import MIN_RUN, DeliveryRun
@@ -21,9 +23,13 @@ from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.address import receipt_of
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes, lane_count
 from assay.reference_broker.queues.messages.stored_message import StoredMessage, is_at_once
+from assay.reference_broker.queues.messages.trace_context import with_delivery_context
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.routing.topics import matches
 from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.tracing import Traced
 
 QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""
@@ -324,8 +330,11 @@ class Dispatcher:
             stored.append(message)
         if len(stored) < least:
             return 0
+        traced = self._traced_among(partition, offset, stored, consumer, now) if partition.traced else ()
         run = DeliveryRun(group.config.name, group.group_id, place.index, offset, stored)
         count = deliver_run(run)
+        if traced:
+            self._trace_run(partition, traced, consumer, offset + count)
         if not count:
             return 0
         if consumer.settles_at_once:
@@ -356,6 +365,41 @@ class Dispatcher:
         self._in_runs += count
         group.agenda.groups_to_write[group] = None
         return count
+
+    def _traced_among(
+        self, partition: QueuePartition, offset: int, stored: list[StoredMessage], consumer: Consumer, now: float
+    ) -> list[Traced]:
+        """Those of a run that are traced; each says so to its consumer."""
+        noted, end = partition.traced or {}, offset + len(stored)
+        if len(noted) < len(stored):
+            found = [traced for at, traced in noted.items() if offset <= at < end]
+        else:
+            found = [noted[at] for at in range(offset, end) if at in noted]
+        for traced in found:
+            at = traced.offset - offset
+            message = self._with_context(stored[at].message, traced, consumer, 1, now)
+            stored[at] = msgspec.structs.replace(stored[at], message=message)
+        return found
+
+    def _trace_run(self, partition: QueuePartition, traced: list[Traced], consumer: Consumer, end: int) -> None:
+        """The consumer took what is below an offset."""
+        kinds = [TraceKind.DELIVERED, *([TraceKind.ACKED] if consumer.settles_at_once else [])]
+        groups = len(self._group.owner.groups)
+        for each in traced:
+            if each.offset < end:
+                for kind in kinds:
+                    partition.happened(kind, each, self._group.group_id, consumer.consumer_id, 1, "", groups)
+            each.delivery = None
+
+    def _with_context(self, message: Message, traced: Traced, consumer: Consumer, count: int, now: float) -> Message:
+        """What the consumer gets of a message that is traced; the span of the delivery is told once it took it."""
+        group = self._group
+        tracing = group.agenda.tracing
+        if tracing is None:
+            return message
+        return with_delivery_context(
+            message, tracing.delivering(traced, group.group_id, consumer.consumer_id, count, now)
+        )
 
     def _settle_run(self, place: GroupPartition, consumer: Consumer, stored: list[StoredMessage], count: int) -> None:
         """What a consumer took at the cursor is settled by that: only the cursor moves."""
@@ -421,6 +465,10 @@ class Dispatcher:
         consumer.credit -= 1
         if group.shared_limit:
             group.in_flight += 1
+        message = stored.message
+        traced = place.partition.traced.get(offset) if place.partition.traced else None
+        if traced is not None:
+            message = self._with_context(message, traced, consumer, entry.delivery_count, now)
         receipt = ""
         if self._gives_receipts or consumer.options.receipts:
             entry.nonce = group.rng.getrandbits(64)
@@ -433,7 +481,7 @@ class Dispatcher:
             group=group.group_id,
             delivery_count=entry.delivery_count,
             topic=stored.topic,
-            message=stored.message,
+            message=message,
             receipt=receipt,
             # As named() says it: a call less.
             lane=stored.lane if stored.lane < LANES else LANES - 1,
@@ -446,12 +494,14 @@ class Dispatcher:
             if group.shared_limit:
                 group.in_flight -= 1
             entry.consumer = None
+            if traced is not None:
+                traced.delivery = None
             return False
         if deadline != NEVER:
             group.timeouts.append((deadline, entry))
             if deadline < group.wake_at:
                 group.agenda.wake(group, deadline)
-        if group.tracer is not None:
+        if traced is not None or group.tracer is not None:
             group.trace(TraceKind.DELIVERED, entry)
         return True
 

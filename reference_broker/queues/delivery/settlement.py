@@ -285,9 +285,8 @@ def apply(found: _Found, request: SettleRequest, now: float, joint: JointConfirm
 def ack_many(group: ConsumerGroup, entries: Sequence[PendingEntry], on_done: Confirm) -> None:
     """Acknowledge deliveries of one group. One log in one order: what covers the last of them covers all."""
     group.counts.acked += len(entries)
-    if group.tracer is not None:
-        for entry in entries:
-            group.trace(TraceKind.ACKED, entry)
+    if group.has_trace:
+        group.trace_run(TraceKind.ACKED, entries)
     group.remove_many(entries)
     group.confirm_when_written(on_done)
 
@@ -321,7 +320,7 @@ def settle(
     """Apply a settlement to a delivered entry."""
     if outcome is _ACCEPT:
         group.counts.acked += 1
-        if group.tracer is not None:
+        if group.has_trace:
             group.trace(TraceKind.ACKED, entry)
         group.remove(entry, on_done)
     elif outcome is Outcome.FAIL:

@@ -103,6 +103,10 @@ class QueueContents:
 
     def trace_place(self, kind: TraceKind, partition: int, offset: int, group: str, detail: str) -> None:
         """Something happened to a message that was never delivered."""
+        place = self.partitions[partition]
+        traced = place.traced.get(offset) if place.traced else None
+        if traced is not None:
+            place.happened(kind, traced, group, "", 0, detail, len(self.groups) if group else 0)
         if self.tracer is not None:
             fields: dict[str, str | int] = {
                 "queue": self.name,

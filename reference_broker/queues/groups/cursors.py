@@ -84,9 +84,8 @@ def commit(group: ConsumerGroup, partition: int, offset: int, now: float, on_don
         for entry in takewhile(lambda entry: entry.offset < offset, lane.pending.values())
         if entry.state is not EntryState.DEAD_LETTERING
     ]
-    if group.tracer is not None:
-        for entry in settled:
-            group.trace(TraceKind.ACKED, entry, "commit")
+    if group.has_trace:
+        group.trace_run(TraceKind.ACKED, settled, "commit")
     group.remove_many(settled)
     group.agenda.groups_to_serve[group] = None  # some of it may have waited, and held back others
     group.agenda.cost += len(settled) >> 3

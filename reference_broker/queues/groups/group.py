@@ -46,6 +46,8 @@ STALE_TIMEOUTS = 1_024
 class GroupOwner(Trimmer, Protocol):
     """What a group needs of its queue."""
 
+    groups: dict[str, ConsumerGroup]
+
     def dead_letter(
         self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
     ) -> None:
@@ -103,6 +105,8 @@ class ConsumerGroup(GroupState):
         self.transient = transient
         """It goes with its consumer."""
         self.tracer = tracer
+        self.has_trace = tracer is not None or agenda.tracing is not None
+        """Somebody is told what becomes of messages, of some at least."""
         self.rng = rng
         """Draws the nonces of receipts."""
         self.leaving = 0
@@ -478,7 +482,20 @@ class ConsumerGroup(GroupState):
         if entry.state is EntryState.DEAD_LETTERING and not entry.delivery_count and not self.keeps_exhausted:
             self.leaving -= 1
 
+    def trace_run(self, kind: TraceKind, entries: Sequence[PendingEntry], detail: str = "") -> None:
+        """As :meth:`trace` of each."""
+        if self.tracer is None:
+            entries = [each for each in entries if (noted := each.place.partition.traced) and each.offset in noted]
+        for entry in entries:
+            self.trace(kind, entry, detail)
+
     def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
+        """Tell the trace, if there is one, what became of a message."""
+        place = entry.place.partition
+        if place.traced and (traced := place.traced.get(entry.offset)) is not None:
+            consumer = entry.last_consumer if entry.consumer is None else entry.consumer.consumer_id
+            told = self.group_id, consumer, entry.delivery_count, detail
+            place.happened(kind, traced, *told, len(self.owner.groups))
         if self.tracer is not None:
             partition = entry.place.index
             fields: dict[str, str | int] = {

@@ -11,6 +11,7 @@ from assay.reference_broker.queues.jobs.confirms import SyncPoint
 if TYPE_CHECKING:
     from assay.reference_broker.config import SchemaCheckConfig
     from assay.reference_broker.routing.message import Message
+    from assay.reference_broker.trace.tracing import Tracing
 
 NEVER: Final = float("inf")
 """When what has no deadline is due, in Unix seconds."""
@@ -52,7 +53,9 @@ class Served(Wakeable, Protocol):
 class Agenda:
     """Everything is kept in the order in which it came up, so that a run repeats exactly."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self.tracing = tracing
+        """Spans of some messages; None = of none."""
         self.owners: dict[SyncPoint, LogOwner] = {}
         """Who writes a log; every log of a message but not those of groups."""
         self.partitions_to_write: dict[SyncPoint, None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
@@ -13,6 +14,8 @@ from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
+from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.tracing import Traced
 
 READ_AHEAD = 128
 
@@ -20,7 +23,7 @@ READ_AHEAD = 128
 class _Unwritten:
     """What was published to a partition in this turn."""
 
-    __slots__ = ("confirms", "messages", "records", "told", "transactional", "unlisted")
+    __slots__ = ("confirms", "messages", "records", "told", "traced", "transactional", "unlisted")
 
     def __init__(self) -> None:
         self.records: list[NewRecord] = []
@@ -28,6 +31,8 @@ class _Unwritten:
         self.confirms: list[Confirm] = []
         self.told: list[tuple[int, Callable[[int, int], None]]] | None = None
         """Who is told partition and offset of a message, by its position."""
+        self.traced: list[tuple[int, Traced]] | None = None
+        """Messages that are traced, by position."""
         self.unlisted = False
         """Some message is to be listed in the partition's lanes, or as expiring."""
         self.transactional = False
@@ -49,6 +54,7 @@ class QueuePartition(SyncPoint):
         "_on_confirmed",
         "_unwritten",
         "_volatile",
+        "_written_as",
         "cached",
         "expiry",
         "head",
@@ -57,6 +63,7 @@ class QueuePartition(SyncPoint):
         "log",
         "produced",
         "sizes",
+        "traced",
         "unreadable",
         "visible_end",
     )
@@ -73,8 +80,10 @@ class QueuePartition(SyncPoint):
         volatile: bool,
         on_confirmed: Callable[[int, int, StoredMessage], None] | None = None,
         lane_count: int = LANES,
+        written_as: TraceKind = TraceKind.ENQUEUED,
     ) -> None:
-        """``on_confirmed`` is told the partition, offset and message of each confirm, for the trace."""
+        """``on_confirmed`` is told the partition, offset and message of each confirm, for the trace. ``written_as``:
+        what it is to a message that is traced that the log has it."""
         super().__init__(log)
         self.index = index
         self.log = log
@@ -96,11 +105,14 @@ class QueuePartition(SyncPoint):
         self._confirm_when_synced = confirm_when_synced
         self._volatile = volatile
         self._on_confirmed = on_confirmed
+        self._written_as = written_as
         self.expiry: PartitionExpiry | None = None
         """Once a message had a time to live of its own."""
         self.sizes: MessageSizes | None = None
         """Of the messages, where the queue limits its bytes."""
         self._unwritten: _Unwritten | None = None
+        self.traced: dict[int, Traced] | None = None
+        """Messages that are traced, by offset; None as long as there never was one."""
         if log.next_offset > log.start_offset and not volatile:
             agenda.unsynced[self] = None
 
@@ -139,6 +151,13 @@ class QueuePartition(SyncPoint):
         if unwritten.told is None:
             unwritten.told = []
         unwritten.told.append((len(unwritten.records) - 1, told))
+
+    def trace(self, traced: Traced, behind: int = 0) -> None:
+        """The message added last is traced, or that so many before it."""
+        unwritten = self._unwritten or self._begin()
+        if unwritten.traced is None:
+            unwritten.traced = []
+        unwritten.traced.append((len(unwritten.records) - 1 - behind, traced))
 
     def mark_last(self, header: tuple[bytes, bytes]) -> None:
         """The record added last gets a header more."""
@@ -182,6 +201,8 @@ class QueuePartition(SyncPoint):
             if error.sticky:
                 self.fail(str(error))
             call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            for _, traced in unwritten.traced or ():
+                self._tell_traced(traced, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
             return 0, [], messages
         if unwritten.told is not None:
             for position, tell in unwritten.told:
@@ -191,6 +212,8 @@ class QueuePartition(SyncPoint):
                 self._traced(confirm, self._on_confirmed, offset, message)
                 for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
             ]
+        if unwritten.traced is not None:
+            confirms = confirms + self._trace_written(unwritten.traced, base_offset)
         self._cache.put_run(self.cached, base_offset, messages)
         if unwritten.unlisted:
             for offset, message in enumerate(messages, base_offset):
@@ -212,6 +235,33 @@ class QueuePartition(SyncPoint):
                 self.show()
             call_all(confirms, None)
         return base_offset, messages, []
+
+    def _trace_written(self, traced: list[tuple[int, Traced]], base_offset: int) -> list[Confirm]:
+        """Note messages where they are; returns who is to be told of their confirms."""
+        tracing, place = self._agenda.tracing, self.traced
+        assert tracing is not None
+        if place is None:
+            place = self.traced = {}
+        now = self._agenda.now
+        for position, each in traced:
+            tracing.written(each, self._written_as, place, self.index, base_offset + position, now)
+            if not self._confirm_when_synced:
+                tracing.confirmed(each, now, None)
+        return [partial(self._tell_traced, each) for _, each in traced] if self._confirm_when_synced else []
+
+    def _tell_traced(self, traced: Traced, error: QueueError | None) -> None:
+        if self._agenda.tracing is not None:
+            self._agenda.tracing.confirmed(traced, self._agenda.now, None if error is None else error.text)
+
+    def happened(
+        self, kind: TraceKind, traced: Traced, group: str, consumer: str, count: int, detail: str, groups: int
+    ) -> None:
+        """Something became of a message that is traced, in one of so many groups."""
+        tracing = self._agenda.tracing
+        if tracing is not None:
+            tracing.happened(kind, traced, self._agenda.now, group, consumer, count, detail)
+            if traced.settled >= max(1, groups):
+                tracing.forget(traced)
 
     def open_expiry(self) -> PartitionExpiry:
         """From now on the partition remembers messages that nobody gets."""

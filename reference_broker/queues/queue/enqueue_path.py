@@ -29,6 +29,7 @@ from assay.reference_broker.queues.messages.stored_message import (
     StoredMessage,
     message_bytes,
 )
+from assay.reference_broker.queues.messages.trace_context import sample, sample_batch
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.partitions.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
 from assay.reference_broker.routing.message import Message, changed
@@ -276,6 +277,10 @@ class EnqueuePath(ABC):
         else:
             marked = record._replace(headers=headers + mark_headers(mark))
             partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
+        if self._agenda.tracing is not None:
+            traced = sample(self._agenda.tracing, message, self.name, now)
+            if traced is not None:
+                partition.trace(traced)
         self._room -= 1
         self.contents.end_total += 1
         return partition
@@ -436,6 +441,8 @@ class EnqueuePath(ABC):
             StoredMessage(message, topic, key, enqueued_at, expires_at, size, lane)
             for message, (_, topic, key, _, lane), size in zip(messages, heads, sizes, strict=False)
         ]
+        tracing = self._agenda.tracing
+        chosen = {} if tracing is None else sample_batch(tracing, batch, self.name, now)
         for index, positions in self._spread(described, count):
             if self._has_levels:
                 self.partitions[index].list_next()
@@ -445,6 +452,8 @@ class EnqueuePath(ABC):
             else:
                 some = [records[at] for at in positions]
                 self.partitions[index].add_run(some, [stored[at] for at in positions], part(positions))
+            for at in chosen and [at for at in chosen if at in positions]:
+                self.partitions[index].trace(chosen[at], len(positions) - 1 - positions.index(at))
         self._room -= count
         self.contents.end_total += count
         return True

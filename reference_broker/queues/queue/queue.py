@@ -466,11 +466,17 @@ class DurableQueue(EnqueuePath):
             group.discard(entry, "unreadable", on_done)
             return
         message = dead_letter_message(self.name, group.group_id, entry, stored, reason, now)
+        place, tracing = entry.place.partition, self._agenda.tracing
         try:
             target = self._dead_letter_target()
+            if place.traced and tracing is not None:
+                tracing.carried = place.traced.get(entry.offset)
             target.enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)
         except QueueError as error:
             moved(error)
+        finally:
+            if tracing is not None:
+                tracing.carried = None
 
     def bury(self, routing_key: str, message: Message, size: int, now: float) -> None:
         """See :class:`EnqueuePath`. Its publisher knows that it was refused, so that nobody tries again."""

@@ -1,0 +1,258 @@
+"""Spans of sampled messages: which are traced, where they are now, and what became of each.
+
+Pure: the engine tells what happens with the time; random numbers come from what it is given. A message that is traced
+is noted where it lies (its partition's ``traced``, by offset), so that the way of all others is as it is without
+tracing. What is noted is in memory alone: a broker that starts anew traces no further what lies in its logs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from math import inf, log, log1p
+from typing import Final, Protocol
+
+from assay.reference_broker.trace.context import TraceContext
+from assay.reference_broker.trace.ring import SCHEDULED, Step, Trace, TraceRing
+from assay.reference_broker.trace.schema import TraceKind
+
+_LAST: Final = frozenset({TraceKind.ACKED, TraceKind.DEAD_LETTERED, TraceKind.DISCARDED})
+"""After it a group has no more to do with a message."""
+_ENDS: Final = _LAST | {TraceKind.NACKED, TraceKind.REJECTED, TraceKind.TIMED_OUT}
+"""What ends a delivery, whose child it is."""
+
+
+_new = tuple.__new__
+"""``_new(Step, (...))`` is ``Step(...)`` without a call of Python."""
+
+
+class Sink(Protocol):
+    """Where spans go beside memory."""
+
+    exported: int
+    """Spans that are written or sent."""
+    lost: int
+
+    def put(self, step: Step) -> None:
+        """Take a span, or count it as lost; never blocks."""
+
+
+class Traced:
+    """A message that is traced, in one place: a partition of a queue, or among the delayed."""
+
+    __slots__ = (
+        "client_id",
+        "deliveries",
+        "delivery",
+        "node",
+        "offset",
+        "partition",
+        "place",
+        "queue",
+        "root_id",
+        "settled",
+        "spans",
+        "state",
+        "step",
+        "topic",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        node: str,
+        trace: Trace,
+        root_id: int,
+        state: str,
+        queue: str,
+        topic: str,
+        client_id: str,
+        since: float,
+    ) -> None:
+        self.node = node
+        self.trace = trace
+        self.root_id = root_id
+        """The span whose children all that happens are."""
+        self.state = state
+        self.queue = queue
+        self.topic = topic
+        self.client_id = client_id
+        self.partition = self.offset = -1
+        self.step = TraceKind.PUBLISHED
+        """What brought it to its place."""
+        self.spans = 0
+        self.settled = 0
+        """Groups that are done with it."""
+        self.deliveries: dict[str, tuple[int, float]] = {"": (root_id, since)}
+        """By group, the span of its latest delivery and when that was, or since when it waits for another; "" = of all
+        groups, since when they may have it."""
+        self.delivery: tuple[int, str, str, int, float] | None = None
+        """The one that is being made: span, group, consumer, number, and when."""
+        self.place: dict[int, Traced] | None = None
+        """Where it is noted."""
+
+
+class Tracing:
+    """All that a broker traces."""
+
+    def __init__(
+        self, node: str, rng: random.Random, *, ratio: float, max_traces: int, max_spans: int, max_messages: int
+    ) -> None:
+        """``ratio``: of the messages whose publishers say nothing; see :class:`TracingConfig` for the bounds."""
+        self._node = node
+        self._rng = rng
+        self._draws = random.Random(rng.getrandbits(64))
+        """Who is traced; ids are drawn apart, so that it does not matter how messages come."""
+        self._ratio = ratio
+        self._max_spans = max_spans
+        self._max_messages = max_messages
+        self._skip = self._draw()
+        """Messages until the next one that is traced."""
+        self._noted: OrderedDict[Traced, None] = OrderedDict()
+        self._seq = 0
+        self.ring = TraceRing(max_traces, max_spans)
+        self.sinks: list[Sink] = []
+        self.carried: Traced | None = None
+        """What is being published goes on with this one's trace."""
+        self.forgotten = 0
+        """Messages that made room for others: nothing further is traced of them."""
+
+    def __len__(self) -> int:
+        """Messages that are noted."""
+        return len(self._noted)
+
+    def _draw(self) -> float:
+        if 0.0 < self._ratio < 1.0:
+            return float(int(log(1.0 - self._draws.random()) / log1p(-self._ratio)))
+        return 0.0 if self._ratio else inf
+
+    def wants(self) -> bool:
+        """Whether a message that says nothing of a trace is to be traced; to be asked once of each."""
+        self._skip -= 1
+        if self._skip >= 0:
+            return False
+        self._skip = self._draw()
+        return True
+
+    def wanted_of(self, count: int) -> list[int]:
+        """As :meth:`wants`, of so many: the positions of those that are to be traced."""
+        found: list[int] = []
+        at = self._skip
+        while at < count:
+            found.append(int(at))
+            at += 1 + self._draw()
+        self._skip = at - count
+        return found
+
+    def _span_id(self) -> int:
+        return self._rng.getrandbits(64) or 1
+
+    def begin(self, context: TraceContext | None, queue: str, topic: str, client_id: str, now: float) -> Traced:
+        """A message that was published is traced; ``context`` None: nobody has traced it before."""
+        if context is None:
+            trace_id, parent_id, state = self._rng.getrandbits(128) or 1, 0, ""
+        else:
+            trace_id, parent_id, state = int(context.trace_id, 16), int(context.span_id, 16), context.state
+        root_id = self._span_id()
+        traced = Traced(self._node, self.ring.open(trace_id), root_id, state, queue, topic, client_id, now)
+        self._emit(TraceKind.PUBLISHED, traced, now, now, root_id, parent_id)
+        return traced
+
+    def go_on(self, traced: Traced, queue: str, topic: str, now: float) -> Traced:
+        """A message goes to another place: its time has come, or it becomes a dead letter."""
+        if traced.step is TraceKind.DELAYED:
+            _, since = traced.deliveries[""]
+            self._emit(TraceKind.DELAYED, traced, now, since, self._span_id(), traced.root_id, detail="due")
+            self.forget(traced)
+        more = Traced(self._node, traced.trace, traced.root_id, traced.state, queue, topic, traced.client_id, now)
+        more.spans = traced.spans
+        return more
+
+    def written(
+        self, traced: Traced, kind: TraceKind, place: dict[int, Traced], partition: int, offset: int, now: float
+    ) -> None:
+        """It has an offset: the log of a partition has it, or that of the delayed (``kind`` DELAYED)."""
+        traced.step, traced.offset, traced.place = kind, offset, place
+        if kind is not TraceKind.DELAYED:
+            traced.partition = partition
+        place[offset] = traced
+        self._noted[traced] = None
+        _, since = traced.deliveries[""]
+        traced.deliveries[""] = traced.root_id, now
+        detail = SCHEDULED if kind is TraceKind.DELAYED else ""
+        self._emit(kind, traced, now, since, self._span_id(), traced.root_id, detail=detail)
+        if len(self._noted) > self._max_messages:
+            self.forget(next(iter(self._noted)))
+            self.forgotten += 1
+
+    def confirmed(self, traced: Traced, now: float, problem: str | None) -> None:
+        """Its publisher is told so, after the sync where the queue promises one; or why not."""
+        _, since = traced.deliveries[""]
+        if problem is None:
+            traced.deliveries[""] = traced.root_id, now
+            self._emit(TraceKind.CONFIRMED, traced, now, since, self._span_id(), traced.root_id)
+        else:
+            self._emit(TraceKind.DISCARDED, traced, now, since, self._span_id(), traced.root_id, detail=problem)
+            self.forget(traced)
+
+    def delivering(self, traced: Traced, group: str, consumer: str, count: int, now: float) -> str:
+        """A delivery is about to be made, unless the consumer refuses it; returns what that is told of its span."""
+        span_id = self._span_id()
+        traced.delivery = span_id, group, consumer, count, now
+        return f"00-{traced.trace.trace_id:032x}-{span_id:016x}-01"
+
+    def _delivered(self, traced: Traced) -> None:
+        """It was made, perhaps settled within the call."""
+        if traced.delivery is not None:
+            span_id, group, consumer, count, now = traced.delivery
+            traced.delivery = None
+            _, since = traced.deliveries.get(group) or traced.deliveries[""]
+            traced.deliveries[group] = span_id, now
+            self._emit(TraceKind.DELIVERED, traced, now, since, span_id, traced.root_id, group, consumer, count)
+
+    def happened(
+        self, kind: TraceKind, traced: Traced, now: float, group: str, consumer: str, count: int, detail: str
+    ) -> None:
+        """Something became of it in a group."""
+        self._delivered(traced)
+        if kind is TraceKind.DELIVERED:
+            return
+        parent, since = traced.deliveries.get(group) or (traced.root_id, now)
+        if kind is TraceKind.RETRY_SCHEDULED:
+            since = now
+        if kind in _ENDS or kind is TraceKind.RETRY_SCHEDULED:
+            # From now on it waits, for its next delivery or for the dead letters to have it.
+            traced.deliveries[group] = parent, now
+        self._emit(kind, traced, now, since, self._span_id(), parent, group, consumer, count, detail)
+        traced.settled += kind in _LAST
+
+    def forget(self, traced: Traced) -> None:
+        """Nothing further is traced of it."""
+        self._noted.pop(traced, None)
+        if traced.place is not None:
+            traced.place.pop(traced.offset, None)
+
+    def _emit(
+        self,
+        kind: TraceKind,
+        traced: Traced,
+        now: float,
+        since: float,
+        span_id: int,
+        parent_id: int,
+        group: str = "",
+        consumer: str = "",
+        count: int = 0,
+        detail: str = "",
+    ) -> None:
+        if traced.spans >= self._max_spans:
+            self.ring.left_out += 1
+            return
+        traced.spans += 1
+        place = traced.partition, traced.offset
+        told = group, consumer, count, detail
+        step = _new(Step, (self._seq, kind, traced, *place, now, since, span_id, parent_id, *told))
+        self._seq += 1
+        self.ring.add(traced.trace, step)
+        for sink in self.sinks:
+            sink.put(step)
