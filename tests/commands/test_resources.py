@@ -70,11 +70,13 @@ def test_queues_are_created_listed_described_changed_and_deleted(assay: Assay, t
         "max_depth=7",
         "--set",
         "group.session_timeout_s=20",
+        "--set",
+        "retention.max_age_s=604800",
     )
     assert said == "created made\n"
     config = assay.json("queue", "describe", "made")["config"]
     assert (config["partitions"], config["max_depth"], config["retry"]["max_retries"]) == (2, 7, 2)
-    assert config["group"]["session_timeout_s"] == 20
+    assert (config["group"]["session_timeout_s"], config["retention"]["max_age_s"]) == (20, 604_800)
     assert re.search(r"^retry\.max_retries +2 *$", assay("queue", "describe", "made"), re.MULTILINE)
     assert assay("queue", "update", "made", "--set", "max_depth=8", "-p", "3") == "updated made\n"
     config = assay.json("queue", "describe", "made")["config"]

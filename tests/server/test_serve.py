@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from assay.reference_broker.cli import _override
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, ListenerProtocol, TlsConfig
 from assay.reference_broker.trace.files import read_trace
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -22,6 +24,15 @@ PEER = pytest.mark.peer
 needs_mosquitto_clients = pytest.mark.skipif(
     shutil.which("mosquitto_pub") is None, reason="mosquitto_pub is not installed (Debian: mosquitto-clients)"
 )
+
+
+def test_a_port_for_http_is_a_listener_beside_those_of_the_file() -> None:
+    tls = TlsConfig(certificate="c.pem", key="k.pem")
+    settings = BrokerConfig(listeners=(ListenerConfig(host="::1", port=1, tls=tls), ListenerConfig(port=2)))
+    changed = _override(settings, None, None, 8080, None, [])
+    assert changed.listeners[:2] == settings.listeners
+    added = changed.listeners[2]
+    assert (added.host, added.port, added.tls, added.protocols) == ("::1", 8080, tls, (ListenerProtocol.HTTP,))
 
 
 class Served:
