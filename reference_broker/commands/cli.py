@@ -60,7 +60,7 @@ def list_contexts(output: _Output = Output.TABLE) -> None:
                 "current": name == found.current,
                 "server": each.server,
                 "user": each.user.partition(":")[0],
-                "secrets": bool(each.token or each.password or ":" in each.user),
+                "secrets": each.has_secrets,
                 "ca": each.ca,
             }
             for name, each in found.contexts.items()

@@ -40,6 +40,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     key: str = ""
     """File of its key."""
 
+    @property
+    def has_secrets(self) -> bool:
+        return bool(self.token or self.password or ":" in self.user)
+
 
 class Contexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The file."""
@@ -74,14 +78,14 @@ def load() -> Contexts:
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
         message = f"{path} cannot be read: {' '.join(str(error).split())}"
         raise UsageError(message) from error
-    if stat.S_IMODE(mode) & 0o077 and any(each.token or each.password for each in found.contexts.values()):
+    if stat.S_IMODE(mode) & 0o077 and any(each.has_secrets for each in found.contexts.values()):
         say(f"warning: others may read the secrets in {path}: chmod 600 {path}")
     return found
 
 
 def save(contexts: Contexts) -> None:
     """In one step, so that whoever reads meanwhile has the old file or the new one."""
-    path = file()
+    path = file().resolve()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Such files are made with mode 0600.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".contexts-")

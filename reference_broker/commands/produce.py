@@ -109,7 +109,11 @@ def _message(content: bytes, common: dict[str, Any], *, is_json: bool) -> bytes:
         except (msgspec.DecodeError, RecursionError) as error:
             message = f"{content[:80]!r} is no message as JSON: {error}"
             raise UsageError(message) from error
-        headers = common.get("headers", {}) | found.get("headers", {})
+        headers = found.get("headers") or {}
+        if not isinstance(headers, dict):
+            message = f"{content[:80]!r}: headers are names and values"
+            raise UsageError(message)
+        headers = common.get("headers", {}) | headers
         return msgspec.json.encode(
             {**common, **{name: value for name, value in found.items() if name in _READ_BACK}, "headers": headers}
         )
@@ -128,7 +132,7 @@ class _Publishing:
         self._output: Output = values["output"]
         self._rate: float = values["rate"]
         self._most: int = min(values["batch"], max(1, int(self._rate))) if self._rate else values["batch"]
-        self._began = time.monotonic()
+        self._due = time.monotonic()
         self._bar = bar
         self._task = bar.add_task("", total=None)
         self._batch: list[msgspec.Raw] = []
@@ -148,7 +152,9 @@ class _Publishing:
         if not batch:
             return
         if self._rate:
-            time.sleep(max(0.0, self._began + (self.published + self.refused) / self._rate - time.monotonic()))
+            now = time.monotonic()
+            time.sleep(max(0.0, self._due - now))
+            self._due = max(self._due, now) + len(batch) / self._rate
         try:
             results = self._client.ask("POST", self._where, body={"messages": batch})["results"]
         except UnreachableError as error:
@@ -156,6 +162,7 @@ class _Publishing:
             raise UnreachableError(message) from error
         for each in results:
             self._take(each)
+        sys.stdout.buffer.flush()
         self._bar.update(self._task, description=f"{self.published} published, {self.refused} refused")
 
     def _take(self, result: dict[str, Any]) -> None:
@@ -197,10 +204,9 @@ def run(client: HttpQueues, values: Values) -> None:
         except KeyboardInterrupt:
             say(f"stopped; {publishing.summary()}")
             raise StoppedError from None
-        except (RefusedError, UsageError):
+        except (RefusedError, UsageError, BrokenPipeError):
             say(publishing.summary())
             raise
-    sys.stdout.buffer.flush()
     if values["output"] is not Output.JSON:
         print(publishing.summary())
     if publishing.refused:

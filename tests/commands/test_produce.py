@@ -106,9 +106,10 @@ def test_what_consume_writes_produce_reads_back(assay: Assay) -> None:
     text, raw = stored(assay, "to")
     assert (text["payload"], text["key"], text["headers"], text["priority"]) == ("x", "k", {"a": "b", "c": "d"}, 3)
     assert raw["payload_base64"] == "/g=="
-    result = assay.run("produce", "to", "--json-lines", text="[]\n")
-    assert result.exit_code == 2
-    assert "is no message as JSON" in result.stderr
+    for wrong, said in (("[]", "is no message as JSON"), ('{"payload": "x", "headers": [1]}', "headers are names")):
+        result = assay.run("produce", "to", "--json-lines", text=wrong)
+        assert result.exit_code == 2
+        assert said in result.stderr
 
 
 def test_refused_messages_are_told_within_bounds_and_end_with_a_status(assay: Assay) -> None:
