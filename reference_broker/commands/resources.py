@@ -104,6 +104,14 @@ def _rebind(client: HttpQueues, values: Values, change: Any) -> Any:
     return client.ask("PUT", where, body={"topics": change(client.ask("GET", where)["topics"])})
 
 
+def _partitions(client: HttpQueues, values: Values) -> Any:
+    answer = client.ask("GET", path("/topics/{topic}", topic=values["queue"]))
+    if values["output"].is_table:
+        places = answer["partition_offsets"].items()
+        return [{"partition": int(number), **place} for number, place in places]
+    return answer
+
+
 _SETTINGS: Final = (
     Parameter(
         "set",
@@ -200,6 +208,18 @@ QUEUE: Final = Resource(
             path="/queues/{queue}/messages",
             rows="messages",
             columns=MESSAGE_COLUMNS,
+        ),
+        Verb(
+            name="partitions",
+            about="Partitions, and the offsets of their messages.",
+            parameters=(_QUEUE,),
+            run=_partitions,
+            rows=".",
+            columns=(
+                Column("PARTITION", "partition"),
+                Column("EARLIEST", "earliest"),
+                Column("NEXT", "latest"),
+            ),
         ),
         Verb(
             name="consumers",

@@ -122,6 +122,8 @@ def test_messages_are_looked_at_and_purged(assay: Assay, queue: str) -> None:
     assay("produce", queue, "one", "two", "-k", "k")
     assert [each["payload"] for each in assay.json("queue", "peek", queue, "-n", "1")["messages"]] == ["one"]
     assert "two" in assay("queue", "peek", queue)
+    assert assay("queue", "partitions", queue).split()[-3:] == ["0", "0", "2"]
+    assert assay.json("queue", "partitions", queue)["partition_offsets"] == {"0": {"earliest": 0, "latest": 2}}
     assert assay("queue", "purge", queue, "-y") == "purged 2 messages\n"
 
 
