@@ -311,6 +311,39 @@ class _Draw:
                     )
                 )
 
+    def spread(self) -> Iterator[plan.Step]:
+        """Many topics below one, again and again, while filters for some or all of them come and go."""
+        pick, sender = self._pick, self._who()
+        readers = tuple(dict.fromkeys((self._who(), self._chance.randrange(CLIENTS))))
+        above = pick(("assay/{t}/m", "assay/{t}/m/n"))
+        topics = [f"{above}/{number}" for number in range(pick((3, 9, 17, 40)))]
+        filters = (f"{above}/+", f"{above}/#", "assay/{t}/#", "assay/{t}/m/+", *topics[:2])
+        for _ in range(pick((2, 3, 5))):
+            for _ in range(pick((1, 1, 2))):
+                entry, reader = plan.FilterPlan(filter=pick(filters), qos=pick((0, 1, 2))), pick(readers)
+                if pick((True, True, False)):
+                    yield plan.Subscribe(client=reader, filters=(entry,), identifier=pick((0, 0, 1)))
+                else:
+                    yield plan.Unsubscribe(client=reader, filters=(entry.filter,))
+            qos, is_mixed, retain = pick((0, 1, 1, 2)), self._rarely(), self._rarely() and self._rarely()
+            yield plan.Burst(
+                publishes=tuple(
+                    plan.Publish(
+                        client=sender,
+                        topic=topic,
+                        qos=pick((0, 1, 2)) if is_mixed else qos,
+                        retain=retain,
+                        size_bytes=pick((8, 8, 200)) if is_mixed else 8,
+                    )
+                    for topic in (topics if pick((True, True, False)) else [pick(topics) for _ in range(8)])
+                ),
+                together=pick((True, True, False)),
+            )
+            if self._can("restart") and self._rarely():
+                yield plan.Restart()
+            elif self._rarely():
+                yield plan.Leave(client=pick((sender, *readers)), how=pick(_LEAVING))
+
     def topics(self) -> tuple[str, ...]:
         return tuple(self._pick((*TOPICS[:3] * 4, *TOPICS)) for _ in range(self._chance.randint(1, 3)))
 
@@ -377,6 +410,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     stream = Random(f"{seed}/{number}/stream")
     if number % 3 == 0 and stream.choice((True, False)):
         steps += [dresser.step(step) for step in _Draw(stream, capabilities, bent).stream()]
+    elif number % 6 == 1:
+        steps += _Draw(stream, capabilities, bent).spread()
     if stream.choice((True, *[False] * 5)):
         some = stream.randrange(CLIENTS)
         clients[some] = msgspec.structs.replace(clients[some], pieces=True)

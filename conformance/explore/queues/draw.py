@@ -25,6 +25,8 @@ _NEARLY_S = 40
 """What waits for the short time is due soon after it."""
 _AGED = 3
 """Of eleven lives, the one in which messages become too old for a retry."""
+_COMPRESSED = {2: "s2", 7: "zstd"}
+"""Of eleven lives, those whose queues are compressed, and how."""
 _VALUES: tuple[tuple[str, tuple[int, ...]], ...] = (
     *[("max_in_flight", (1, 2, 4, 100))] * 2,
     *[("group_max_in_flight", (0, 1, 2, 5))] * 2,
@@ -488,6 +490,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
         steps += _Waits(draw, stream).steps()
     if number % 11 == _AGED:
         queues = tuple(msgspec.structs.replace(queue, total_timeout_s=TIMES_S[0]) for queue in queues)
+    if number % 11 in _COMPRESSED:
+        queues = tuple(msgspec.structs.replace(queue, compression=_COMPRESSED[number % 11]) for queue in queues)
     return plan.QueueLife(
         queues=queues, groups=groups, consumers=consumers, tenant=draw.more.tenant, steps=tuple(steps)
     )

@@ -43,6 +43,8 @@ class QueuePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partitioner: str = ""
     """fnv1a or murmur3; empty: nobody knows."""
     receipts: bool = False
+    compression: str = ""
+    """s2 or zstd; empty: what it is without a word."""
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,7 +34,15 @@ def settings_of(queue: Queue) -> dict[str, Any]:
         "overflow": fields.overflow,
         "retry": retry,
     }
-    for name in ("max_depth", "max_bytes", "max_in_flight", "max_message_bytes", "partitioner", "receipts"):
+    for name in (
+        "max_depth",
+        "max_bytes",
+        "max_in_flight",
+        "max_message_bytes",
+        "partitioner",
+        "receipts",
+        "compression",
+    ):
         if getattr(fields, name):
             request[name] = getattr(fields, name)
     if fields.to_letters:
