@@ -20,7 +20,7 @@ from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QueueAddress, check_queue_name
 from assay.reference_broker.queues.registry import registry
 from assay.reference_broker.queues.registry.registry import QueueRegistry
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.topics import matches
 
 
@@ -142,3 +142,27 @@ def created_anyway(patch: Patch) -> None:
         return build
 
     patch.wrap(QueueRegistry, "__init__", make)
+
+
+def _will_for_a_queue(patch: Patch, instead: Callable[[Message], Message | None]) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def send_will(self: MqttBroker, session: Session, now: float) -> None:
+            will = session.will
+            if will is not None and will.message.topic.startswith("$queue/"):
+                message = instead(will.message)
+                session.will = None if message is None else msgspec.structs.replace(will, message=message)
+            original(self, session, now)
+
+        return send_will
+
+    patch.wrap(MqttBroker, "send_will", make)
+
+
+@mutant("queue-wills-dropped", "a will for a queue is sent to nobody")
+def wills_dropped(patch: Patch) -> None:
+    _will_for_a_queue(patch, lambda _message: None)
+
+
+@mutant("queue-wills-without-routing-key", "a will for a queue loses its routing key")
+def wills_without_key(patch: Patch) -> None:
+    _will_for_a_queue(patch, lambda message: changed(message, topic="/".join(message.topic.split("/")[:2])))

@@ -13,7 +13,18 @@ from assay.conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from assay.conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription
+from assay.conformance.wire import (
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Will,
+)
 
 
 @case(
@@ -241,6 +252,38 @@ async def qos_0(ctx: CaseContext) -> None:
     await publisher.barrier()
     consumer = await consume(ctx, queue)
     await consumer.expect_publish(payload=b"message", qos=1)
+
+
+@case(
+    "queue/addressing/wills-are-messages",
+    clauses=("Q-PUBLISH-1", "Q-ADDR-02", "Q-ADDR-09"),
+    requires=("queues", "mqtt311", "qos2"),
+    mutant="queue-wills-dropped",
+    kills=("queue-wills-without-routing-key",),
+    near_miss="queue-one-batch-per-message",
+)
+async def wills(ctx: CaseContext) -> None:
+    """A will for a queue is a message of it like any other, at any QoS, with or without RETAIN.
+
+    Clients of both versions are lost, whose wills go to a routing key of the queue at QoS 0, 1 and 2, the last with
+    RETAIN. A consumer that joins later gets the six, each on the topic of the will and once.
+    """
+    queue = new_queue(ctx)
+    wanted = [f"{version}/{qos}".encode() for version in (4, 5) for qos in (0, 1, 2)]
+    for payload in wanted:
+        version, qos = map(int, payload.split(b"/"))
+        will = Will(topic=f"$queue/{queue}/gone", payload=payload, qos=qos, retain=qos > 1)
+        client = await ctx.connect(version=version, name=f"client {payload.decode()}", will=will)
+        client.abort()
+    consumer = await consume(ctx, queue)
+    found = await deliveries(consumer, at_least=len(wanted))
+    seen = sorted((delivery.payload, delivery.topic) for delivery in found)
+    right = [(payload, f"$queue/{queue}/gone") for payload in wanted]
+    ctx.must(seen == right, f"consumer: expected each of {right} once; seen {seen}")
+    watcher = await ctx.connect(version=5, name="another group")
+    await join(watcher, queue, group="others")
+    kept = [delivery for delivery in await deliveries(watcher, at_least=len(wanted)) if delivery.retain]
+    ctx.must(not kept, f"another group: expected no retained message; seen {kept}")
 
 
 @case(
