@@ -65,6 +65,10 @@ from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from assay.reference_broker.config_tenants import tenant_problems
 from assay.reference_broker.config_tracing import TracingConfig as TracingConfig
 from assay.reference_broker.config_tracing import tracing_problems
+from assay.reference_broker.config_webhooks import EventKind as EventKind
+from assay.reference_broker.config_webhooks import WebhookConfig as WebhookConfig
+from assay.reference_broker.config_webhooks import WebhooksConfig as WebhooksConfig
+from assay.reference_broker.config_webhooks import webhooks_problems
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
@@ -202,6 +206,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     schemas: SchemasConfig = SchemasConfig()
+    webhooks: WebhooksConfig = WebhooksConfig()
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
@@ -378,6 +383,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += grpc_problems(config.grpc)
     problems += schemas_problems(config.schemas)
     problems += tracing_problems(config.tracing)
+    problems += webhooks_problems(config.webhooks)
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from assay.reference_broker.config_mqtt import Section
 from assay.reference_broker.config_schemas import SchemaCheckConfig
 from assay.reference_broker.config_tenants import TenantConfig
+from assay.reference_broker.config_webhooks import webhook_problem
 
 
 class Durability(StrEnum):
@@ -418,26 +418,10 @@ def dead_letter_problems(queue: QueueConfig) -> list[str]:
     """What is wrong with the dead-letter settings of a queue."""
     config, where = queue.dead_letter, f"queues.{queue.name}.dead_letter"
     problems = []
-    if config.alert_webhook and not is_webhook(config.alert_webhook):
-        problems.append(
-            f"{where}.alert_webhook must be an http:// or https:// URL with a host and without a user or fragment, "
-            f"not {config.alert_webhook[:80]!r}"
-        )
+    if config.alert_webhook:
+        problems += webhook_problem(f"{where}.alert_webhook", config.alert_webhook)
     if not 1 <= config.alert_attempts <= 20:
         problems.append(f"{where}.alert_attempts must be 1 to 20")
     if not 0.1 <= config.alert_timeout_s <= 60:
         problems.append(f"{where}.alert_timeout_s must be 0.1 to 60")
     return problems
-
-
-def is_webhook(url: str) -> bool:
-    """Whether a URL is one that alerts can be posted to."""
-    if len(url) > 2_048 or not url.isascii() or any(ord(character) <= 32 or ord(character) == 127 for character in url):
-        return False
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return False
-    plain = parts.username is None and parts.password is None and not parts.fragment and port != 0
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain

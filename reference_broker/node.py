@@ -20,6 +20,7 @@ from assay.reference_broker.config_files import read_named_files
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import MQTT, Arrival, WireProtocol
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
+from assay.reference_broker.core.webhooks import Webhooks
 from assay.reference_broker.mqtt.connections.connection import MqttConnection, opens_with_connect
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
@@ -81,6 +82,11 @@ class BrokerNode:
             self.engine.agenda.misfit = self.schema_checks.problem
         self.state: MqttBroker = classes.state(config, self.engine, rng, tracer)
         self.state.now = self.state.sys_topics.started_at = now
+        self.webhooks: Webhooks | None = None
+        """None where nobody is to be told of anything."""
+        if config.webhooks.endpoints:
+            self.webhooks = Webhooks(config.webhooks, config.node, rng, lambda: self.state.now, self.engine)
+            self.engine.agenda.notify = self.webhooks.notify
         self.amqp091 = Amqp091(self.state)
         self.protocols = {
             MQTT: WireProtocol(accept=self._accept_mqtt, opens=opens_with_connect),
@@ -328,15 +334,18 @@ class BrokerNode:
         if self._dirty:
             # Its driver found a connection at fault while it sent the last turn's output: others are to hear of it.
             return self.state.now
-        deadline = self.state.next_deadline()
-        due = self._sessions.next_deadline() if self._sessions is not None else None
-        if deadline is None or due is None:
-            return due if deadline is None else deadline
-        return min(deadline, due)
+        asked = (
+            self.state.next_deadline(),
+            self._sessions.next_deadline() if self._sessions is not None else None,
+            self.webhooks.next_deadline if self.webhooks is not None else None,
+        )
+        return min((deadline for deadline in asked if deadline is not None), default=None)
 
     def tick(self, now: float) -> None:
         self.state.now = now
         self.state.tick(now)
+        if self.webhooks is not None:
+            self.webhooks.look(now)
 
     def take_jobs(self, now: float) -> list[BackgroundJob]:
         jobs = self.engine.take_jobs(now)

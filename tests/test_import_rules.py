@@ -53,6 +53,7 @@ CONFIG_HTTP = "reference_broker.config_http"
 CONFIG_GRPC = "reference_broker.config_grpc"
 CONFIG_SCHEMAS = "reference_broker.config_schemas"
 CONFIG_TRACING = "reference_broker.config_tracing"
+CONFIG_WEBHOOKS = "reference_broker.config_webhooks"
 SCHEMAS = "reference_broker.schemas"
 
 QUEUE_ROOMS = (
@@ -78,6 +79,7 @@ RULES: dict[str, tuple[str, ...]] = {
         CONFIG_GRPC,
         CONFIG_HTTP,
         CONFIG_SCHEMAS,
+        CONFIG_WEBHOOKS,
         CONFIG_LISTENERS,
         CONFIG_MQTT,
         CONFIG_NUMBERS,
@@ -87,7 +89,7 @@ RULES: dict[str, tuple[str, ...]] = {
         TRACE,
     ),
     CONFIG_NUMBERS: (),
-    CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_SCHEMAS, CONFIG_TENANTS),
+    CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_SCHEMAS, CONFIG_TENANTS, CONFIG_WEBHOOKS),
     CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_AMQP091: (CONFIG_MQTT,),
@@ -95,6 +97,7 @@ RULES: dict[str, tuple[str, ...]] = {
     CONFIG_GRPC: (CONFIG_MQTT,),
     CONFIG_SCHEMAS: (CONFIG_MQTT,),
     CONFIG_TRACING: (CONFIG_MQTT,),
+    CONFIG_WEBHOOKS: (CONFIG_MQTT,),
     SCHEMAS: (QUEUES, ROUTING, CONFIG, CONFIG_SCHEMAS),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),

@@ -27,7 +27,7 @@ from assay.reference_broker.amqp091.wire.frames import (
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.auth import METHOD, CheckQueueFullError, ScramError, ScramServer, ScramState
-from assay.reference_broker.config import ServerReferenceConfig
+from assay.reference_broker.config import EventKind, ServerReferenceConfig
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
@@ -673,6 +673,7 @@ class AmqpConnection(Peer, Connection):
         if self._heartbeat_s:
             self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self.beat)
         self.send_method(0, "connection.open-ok")
+        self.broker.tell(EventKind.CONNECTED, self, "amqp091")
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -772,6 +773,8 @@ class AmqpConnection(Peer, Connection):
     def _end(self, now: float) -> None:
         if self.phase is Phase.OVER:
             return
+        if self.vhost is not None:
+            self.broker.tell(EventKind.DISCONNECTED, self, "amqp091")
         self.phase = Phase.OVER
         self._buffer = b""
         self._publishes.let_go()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar, Protocol
 
-from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.config import BrokerConfig, EventKind
 from assay.reference_broker.core.access import AccessControl
 from assay.reference_broker.core.clients import Client, Subscriber
 from assay.reference_broker.core.newcomers import Newcomers
@@ -156,6 +156,11 @@ class Broker:
             self.tenants = Tenants(configs, self.engine)
         else:
             self.tenants.configure(configs)
+
+    def tell(self, kind: EventKind, client: Client, protocol: str, **more: object) -> None:
+        """Tell webhooks what happened to a client."""
+        told = {"client_id": client.client_id, "username": client.username, "protocol": protocol}
+        self._agenda.notify(kind, client.client_id, told | more)
 
     # -- topics --------------------------------------------------------------------------------------------------
 

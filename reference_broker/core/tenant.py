@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.config import QueueConfig, TenantConfig
+from assay.reference_broker.config import EventKind, QueueConfig, TenantConfig
 from assay.reference_broker.core.rates import TokenBucket
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delays import due_time_ms
@@ -18,6 +18,7 @@ from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues import QueueEngine
+    from assay.reference_broker.queues.jobs.agenda import Agenda
 
 _USAGE_INTERVAL_S = 1.0
 _MIN_WAIT_S = 0.001
@@ -31,6 +32,8 @@ class Tenant:
         self.name = config.name
         self.prefix = f"{config.name}."
         self.connections = 0
+        self.agenda: Agenda | None = None
+        """Whom to tell when a quota is used up."""
         self._stored_bytes = 0
         """At the last look, and what was published since."""
         self._looked_at = float("-inf")
@@ -157,4 +160,6 @@ class Tenant:
         return config
 
     def _over(self, text: str) -> QueueError:
+        if self.agenda is not None:
+            self.agenda.notify(EventKind.OVER_QUOTA, self.name, {"tenant": self.name, "reason": text})
         return QueueError(QueueErrorCode.QUOTA, f"the quota of tenant {self.name!r} is used up: {text}")

@@ -40,6 +40,7 @@ class Tenants:
         self._by_client.clear()
         for config in configs:
             tenant = self._by_name[config.name] = known.get(config.name) or Tenant(config)
+            tenant.agenda = self._engine.agenda
             tenant.configure(config)
             self._by_user.update(dict.fromkeys(config.users, tenant))
             self._by_client += [(_pattern(pattern), tenant) for pattern in config.clients]

@@ -223,7 +223,8 @@ class NodeDriver:
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
         self._lines = LogLimit(log)
-        self._webhooks = WebhookSender(node.engine.alerts, clock.now, self.warn)
+        outboxes = [node.engine.alerts, *(node.webhooks.outboxes if node.webhooks is not None else ())]
+        self._webhooks = WebhookSender(outboxes, clock.now, self.warn)
         self._acceptors: list[Acceptor] = []
         self.http: HttpServer | None = None
         """Of the listeners that speak HTTP."""

@@ -1,8 +1,9 @@
-"""Sends alerts of dead letters: one POST each, guarded, since whoever may configure a queue chooses where it goes.
+"""Sends what outboxes hold, alerts of dead letters and events: one POST each, guarded, since whoever may configure a
+queue chooses where its alerts go.
 
 The name is looked up once and the connection goes to the address that was checked, so a name cannot change in between.
-Addresses that are not public are refused unless ``queues.alert_allow_private`` is set. Redirects are not followed, the
-whole request has one time limit, and of the answer only the status line is read.
+Addresses that are not public are refused unless ``queues.alert_allow_private`` or ``webhooks.allow_private`` is set.
+Redirects are not followed, the whole request has one time limit, and of the answer only the status line is read.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from assay.reference_broker.queues.dead_letters.alerts import AlertRequest, Alerts
+from assay.reference_broker.queues.jobs.outbox import OutboundRequest, Outbox
 
 _MAX_LINE_BYTES: Final = 8 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
@@ -68,11 +69,13 @@ class WebhookError(Exception):
 
 
 class WebhookSender:
-    """Makes the requests that the alerts of a broker ask for, in the event loop."""
+    """Makes the requests that the outboxes of a broker ask for, in the event loop."""
 
-    def __init__(self, alerts: Alerts, clock: Callable[[], float], warn: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, outboxes: Sequence[Outbox], clock: Callable[[], float], warn: Callable[[str, str], None]
+    ) -> None:
         """``warn`` takes the kind of a problem and what to write to the log."""
-        self._alerts = alerts
+        self._outboxes = outboxes
         self._warn = warn
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -83,22 +86,27 @@ class WebhookSender:
 
     def pump(self) -> None:
         """Start what is due; nothing once it is closed. Cheap when there is nothing."""
-        deadline = self._alerts.next_deadline
-        if deadline is None or self._closed:
+        if self._closed or self._next_deadline is None:
             return
         now = self._clock()
-        for request in self._alerts.take(now):
-            task = self._loop.create_task(self._run(request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        deadline = self._alerts.next_deadline
+        for outbox in self._outboxes:
+            for request in outbox.take(now):
+                task = self._loop.create_task(self._run(outbox, request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        deadline = self._next_deadline
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
             self._timer = self._loop.call_later(max(0.0, deadline - now), self.pump)
 
-    async def _run(self, request: AlertRequest) -> None:
+    @property
+    def _next_deadline(self) -> float | None:
+        found = [outbox.next_deadline for outbox in self._outboxes]
+        return min((deadline for deadline in found if deadline is not None), default=None)
+
+    async def _run(self, outbox: Outbox, request: OutboundRequest) -> None:
         accepted = False
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -107,9 +115,9 @@ class WebhookSender:
         except (OSError, ValueError, EOFError, WebhookError, asyncio.LimitOverrunError) as error:
             # Not the whole URL: its path or query may be a secret.
             reason = "it took too long" if isinstance(error, TimeoutError) else error
-            self._warn("alerts", f"alert of a dead letter to {urlsplit(request.url).hostname}: {reason}")
+            self._warn("alerts", f"{outbox.what} to {urlsplit(request.url).hostname}: {reason}")
         finally:
-            self._alerts.done(request, accepted=accepted, now=self._clock())
+            outbox.done(request, accepted=accepted, now=self._clock())
         self.pump()
 
     def _tls(self) -> ssl.SSLContext:
@@ -128,7 +136,7 @@ class WebhookSender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def post(request: AlertRequest, tls: Callable[[], ssl.SSLContext]) -> None:
+async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> None:
     """Make one request. Raises :class:`WebhookError`, :class:`OSError`, or what reading an answer raises."""
     parts = urlsplit(request.url)
     host = parts.hostname or ""
@@ -144,9 +152,10 @@ async def post(request: AlertRequest, tls: Callable[[], ssl.SSLContext]) -> None
     )
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\n{headers}Connection: close\r\n\r\n"
         )
         writer.write(head.encode("ascii") + request.body)
         await writer.drain()
@@ -168,7 +177,7 @@ async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
         address = str(place[0])
         if allow_private or is_public(address):
             return address
-    message = "its addresses are not public, and queues.alert_allow_private is off"
+    message = "its addresses are not public, and queues.alert_allow_private or webhooks.allow_private is off"
     raise WebhookError(message)
 
 

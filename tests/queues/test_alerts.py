@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import DeadLetterConfig, QueueConfig
-from assay.reference_broker.config_queues import dead_letter_problems, is_webhook
-from assay.reference_broker.queues.dead_letters.alerts import (
-    MAX_ALERTS,
-    MAX_RUNNING,
-    AlertRequest,
-    Alerts,
-    DeadLetterAlert,
-)
+from assay.reference_broker.config_queues import dead_letter_problems
+from assay.reference_broker.config_webhooks import is_webhook
+from assay.reference_broker.queues.dead_letters.alerts import MAX_ALERTS, Alerts, DeadLetterAlert
+from assay.reference_broker.queues.jobs.outbox import MAX_RUNNING, OutboundRequest
 
 if TYPE_CHECKING:
     from tests.queues.conftest import QueueBench
@@ -123,7 +119,7 @@ def test_done_twice_counts_once() -> None:
 @given(st.lists(st.sampled_from(["add", "take", "ok", "fail", "wait"]), max_size=200))
 def test_every_alert_is_sent_given_up_dropped_or_still_there(steps: list[str]) -> None:
     alerts, now, added = Alerts(), 0.0, 0
-    running: list[AlertRequest] = []
+    running: list[OutboundRequest] = []
     for step in steps:
         if step == "add":
             add(alerts, attempts=2)

@@ -12,7 +12,8 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from assay.reference_broker.queues.dead_letters.alerts import AlertRequest, Alerts, DeadLetterAlert
+from assay.reference_broker.queues.dead_letters.alerts import Alerts, DeadLetterAlert
+from assay.reference_broker.queues.jobs.outbox import OutboundRequest
 from assay.reference_broker.server.webhooks import WebhookError, WebhookSender, is_public, post
 
 ALERT = DeadLetterAlert(
@@ -67,8 +68,10 @@ class Hook:
         writer.close()
 
 
-def request(port: int, *, host: str = "127.0.0.1", allow_private: bool = True, timeout_s: float = 5.0) -> AlertRequest:
-    return AlertRequest(
+def request(
+    port: int, *, host: str = "127.0.0.1", allow_private: bool = True, timeout_s: float = 5.0
+) -> OutboundRequest:
+    return OutboundRequest(
         number=1,
         url=f"http://{host}:{port}/hook?key=1",
         body=b"{}",
@@ -291,7 +294,7 @@ async def test_alerts_are_tried_again_until_they_are_accepted() -> None:
         return asyncio.get_running_loop().time() + moved
 
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, clock, lambda _kind, _text: None)
+    sender = WebhookSender([alerts], clock, lambda _kind, _text: None)
     async with Hook(b"HTTP/1.1 503 Busy\r\n\r\n", b"") as hook:
         alerts.add(f"http://127.0.0.1:{hook.port}/", ALERT, attempts=5, timeout_s=0.2)
         for attempt in range(3):
@@ -333,7 +336,7 @@ async def test_of_an_answer_without_end_only_the_status_is_read() -> None:
 async def test_once_closed_nothing_is_sent_any_more() -> None:
     """O7: the last turns of a broker that stops still pump, and a retry may be waiting for its time."""
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, asyncio.get_running_loop().time, lambda _kind, _text: None)
+    sender = WebhookSender([alerts], asyncio.get_running_loop().time, lambda _kind, _text: None)
     async with Hook(b"HTTP/1.1 503 Busy\r\n\r\n") as hook:
         url = f"http://127.0.0.1:{hook.port}/"
         alerts.add(url, ALERT, attempts=5, timeout_s=60.0)
@@ -352,7 +355,7 @@ async def test_once_closed_nothing_is_sent_any_more() -> None:
 @in_loop
 async def test_closing_ends_what_is_under_way() -> None:
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, asyncio.get_running_loop().time, lambda _kind, _text: None)
+    sender = WebhookSender([alerts], asyncio.get_running_loop().time, lambda _kind, _text: None)
     async with Hook(b"") as hook:
         alerts.add(f"http://127.0.0.1:{hook.port}/", ALERT, attempts=5, timeout_s=60.0)
         sender.pump()

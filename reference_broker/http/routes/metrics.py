@@ -120,6 +120,16 @@ def _broker_figures(service: Service) -> Iterator[tuple[str, str, bool, float]]:
     yield "goqueue_partition_count", "Partitions, without dead letters", False, usage.partitions
     yield "goqueue_nodes_total", "Nodes", False, 1
     yield "goqueue_is_controller", "1 = this one decides", False, 1
+    outboxes = node.webhooks.outboxes if node.webhooks is not None else []
+    yield "assay_webhooks_sent_total", "Events that endpoints took", True, sum([box.sent for box in outboxes])
+    yield "assay_webhooks_failed_total", "Events given up", True, sum([box.failed for box in outboxes])
+    yield (
+        "assay_webhooks_dropped_total",
+        "Events dropped, since too many waited",
+        True,
+        sum([box.dropped for box in outboxes]),
+    )
+    yield "assay_webhooks_waiting", "Events that wait", False, sum([box.waiting for box in outboxes])
     open_transactions = len(node.engine.transactions.list())
     yield "assay_transactions_open", "Transactions that have not ended", False, open_transactions
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
-from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.config import BrokerConfig, EventKind
 from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.budget import Budget, MessageBudget
 from assay.reference_broker.core.clients import Client
@@ -162,6 +162,7 @@ class MqttBroker(Broker):
         if session is not None and session.connection is not None:
             old = session.connection
             old.close_for_takeover(now)
+            self.tell(EventKind.TAKEN_OVER, session, "mqtt")
             self.detach(session, now, publish_will=True)
         elif session is not None:
             self._end_what_is_due(session, now)
@@ -199,6 +200,7 @@ class MqttBroker(Broker):
         self.tree.invalidate_plans()
         if self.tracer is not None:
             self.tracer(TraceKind.CONNECTED, {"client_id": request.client_id})
+        self.tell(EventKind.CONNECTED, session, "mqtt", session_present=present)
         return session, present
 
     def new_session(self, client_id: str) -> Session:
@@ -277,6 +279,7 @@ class MqttBroker(Broker):
             session.will = None
         if self.tracer is not None:
             self.tracer(TraceKind.DISCONNECTED, {"client_id": session.client_id})
+        self.tell(EventKind.DISCONNECTED, session, "mqtt")
         if session.expiry_s <= 0:
             self.end_session(session, now)
             return
@@ -402,6 +405,8 @@ class MqttBroker(Broker):
         self._count_filter(session, self._bytes_of(session, topic_filter) - before)
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
+        if not existed:
+            self.tell(EventKind.SUBSCRIBED, session, "mqtt", filter=topic_filter, qos=subscription.qos)
         return SubscribeOutcome(qos=subscription.qos, existed=existed)
 
     def restore_subscription(
@@ -454,6 +459,7 @@ class MqttBroker(Broker):
             self.tree.remove(session, subscription)
         if subscription.share_name is not None:
             session.left_shares.add(topic_filter)
+        self.tell(EventKind.UNSUBSCRIBED, session, "mqtt", filter=topic_filter)
         return True
 
     def _bytes_of(self, session: Session, topic_filter: str) -> int:

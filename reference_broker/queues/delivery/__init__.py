@@ -8,6 +8,6 @@ wait in a heap beside the queue of ordinary ones. Without an order to keep, ``qu
 the next message. A message that becomes a dead letter, and a dead letter that goes back (``queues.operations.replay``),
 is an entry in state ``DEAD_LETTERING`` until the other queue has it durably, so a crash repeats and never loses. A
 replay works in portions that the agenda wakes; where a dead-letter queue has no group yet, ``$mark`` remembers what is
-gone until one joins. ``queues.dead_letters.alerts`` decides what is posted to web hooks and when again;
+gone until one joins. ``queues.jobs.outbox`` decides when what is posted to web hooks is posted again;
 ``server.webhooks`` does it, and guards it.
 """

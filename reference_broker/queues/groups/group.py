@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.config import EventKind, QueueConfig
 from assay.reference_broker.queues.groups import group_recovery
 from assay.reference_broker.queues.groups.group_state import WRITE_RETRY_S, GroupState, Trimmer
 from assay.reference_broker.queues.groups.membership import Membership
@@ -203,6 +203,9 @@ class ConsumerGroup(GroupState):
         if consumer.active:
             self.detach(consumer, now)
             self.rebalance.request()
+            if not self.consumers:
+                queue = self.config.name
+                self.agenda.notify(EventKind.GROUP_EMPTY, queue, {"queue": queue, "group": self.group_id})
 
     def detach(self, consumer: Consumer, now: float) -> None:
         consumer.end()

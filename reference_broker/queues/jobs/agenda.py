@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from assay.reference_broker.config import EventKind
 from assay.reference_broker.queues.jobs.confirms import SyncPoint
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ NEVER: Final = float("inf")
 MAX_WORK = 4_096
 """Messages that are delivered, taken back, moved or let go between two chances for others to be served."""
 MAX_WAKES = 1_024
+
+
+Notify = Callable[[EventKind, str, dict[str, Any]], None]
+"""Takes what happened, to which client, queue or tenant, and what else there is to say of it."""
+
+
+def _tell_nobody(_kind: EventKind, _subject: str, _data: dict[str, Any]) -> None:
+    """There are no webhooks."""
 
 
 class LogOwner(Protocol):
@@ -69,6 +78,8 @@ class Agenda:
         """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
         self.misfit: Callable[[SchemaCheckConfig, Message], str | None] | None = None
         """Says why a message does not fit what its queue asks for; None where there are no schemas."""
+        self.notify: Notify = _tell_nobody
+        """Takes what happens, for webhooks."""
         self.state_points: dict[SyncPoint, None] = {}
         """State logs beside those of queues: synced and closed with them, and never set aside."""
         self.written_produced: dict[Any, None] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.config import LimitScope, Overflow, QueueConfig
+from assay.reference_broker.config import EventKind, LimitScope, Overflow, QueueConfig
 from assay.reference_broker.queues.jobs.agenda import NEVER
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import RetentionPolicy
@@ -139,6 +139,8 @@ class QueueLimits(TimeToLive):
 
     def _refuse(self, text: str) -> QueueError:
         self._contents.refused += 1
+        name = self._contents.name
+        self._agenda.notify(EventKind.QUEUE_FULL, name, {"queue": name, "reason": text})
         return QueueError(QueueErrorCode.FULL, text)
 
     def trim_ready(self, now: float) -> None:

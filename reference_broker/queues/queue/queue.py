@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from assay.reference_broker.config import LimitScope, Overflow, QueueConfig
+from assay.reference_broker.config import EventKind, LimitScope, Overflow, QueueConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.dead_letters.dead_letters import alert_of, dead_letter_message, refused_letter
 from assay.reference_broker.queues.dead_letters.undelivered import DeadLetterTarget, UndeliveredLetters
@@ -493,7 +493,14 @@ class DurableQueue(EnqueuePath):
         self._dead_letter_target().enqueue_dead_letter(routing_key, letter, size, now, on_done)
 
     def alert(self, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> None:
-        """Tell the web hook, if there is one, of a dead letter that is safe."""
+        """Tell the web hooks, if there are any, of a dead letter that is safe."""
+        told = {
+            "queue": self.name,
+            "message_id": message_id_of(self.name, entry.place.index, entry.offset),
+            "reason": reason,
+            "deliveries": entry.delivery_count,
+        }
+        self._agenda.notify(EventKind.DEAD_LETTERED, self.name, told)
         config = self.config.dead_letter
         if config.alert_webhook:
             alert = alert_of(self.name, entry, stored, reason, now)

@@ -16,6 +16,7 @@ import msgspec
 from assay.reference_broker.config import (
     ConfigError,
     Durability,
+    EventKind,
     Ordering,
     QueueConfig,
     QueuesConfig,
@@ -274,9 +275,11 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         config = self._admitted(self.merged_config(name, settings), by_use=by_use)
         try:
-            return self._open(config, settings, self._agenda.now)
+            queue = self._open(config, settings, self._agenda.now)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        self._agenda.notify(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
+        return queue
 
     def _admitted(self, config: QueueConfig, *, by_use: bool) -> QueueConfig:
         """Raises :class:`QueueError` (QUOTA)."""
@@ -470,6 +473,7 @@ class QueueRegistry:
             self.on_delete(queue)
         self._used_at.pop(name, None)
         self._on_change()
+        self._agenda.notify(EventKind.QUEUE_DELETED, name, {"queue": name})
         for consumer in removal.consumers:
             if consumer.on_end is not None:
                 consumer.on_end()

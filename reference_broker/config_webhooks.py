@@ -1,0 +1,99 @@
+"""The configuration of webhooks: who is told of what happens in the broker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from assay.reference_broker.config_mqtt import Section
+
+
+class EventKind(StrEnum):
+    """What happens, by the names that webhooks tell."""
+
+    CONNECTED = "client.connected"
+    DISCONNECTED = "client.disconnected"
+    TAKEN_OVER = "client.session_takeover"
+    SUBSCRIBED = "subscription.created"
+    UNSUBSCRIBED = "subscription.removed"
+    QUEUE_CREATED = "queue.created"
+    QUEUE_DELETED = "queue.deleted"
+    QUEUE_FULL = "queue.full"
+    DEAD_LETTERED = "message.dead_lettered"
+    GROUP_EMPTY = "group.empty"
+    GROUP_LAGS = "group.lag"
+    OVER_QUOTA = "tenant.over_quota"
+
+
+class WebhookConfig(Section, frozen=True, kw_only=True):
+    """Where events are posted to."""
+
+    url: str
+    """An ``https://`` or ``http://`` URL."""
+    events: tuple[EventKind, ...] = ()
+    """Empty = all."""
+    subjects: tuple[str, ...] = ()
+    """Filters of MQTT for the client id, queue or tenant that an event is of; empty = all."""
+    secret: str = ""
+    """Signs each body: ``X-Assay-Signature: sha256=<HMAC in hex>``. Empty = nothing is signed."""
+    attempts: int = 4
+    timeout_s: float = 5.0
+
+
+class WebhooksConfig(Section, frozen=True, kw_only=True):
+    """Who is told of events, and what that may take."""
+
+    endpoints: tuple[WebhookConfig, ...] = ()
+    allow_private: bool = False
+    """Let endpoints be at private, local and otherwise special addresses."""
+    max_waiting: int = 10_000
+    """Events of an endpoint that wait; over it one is dropped and counted."""
+    drop_oldest: bool = False
+    """The oldest of them, else the newest."""
+    breaker_failures: int = 5
+    """So many failures in a row, and an endpoint is left alone for ``breaker_pause_s``, then asked once; 0 = never."""
+    breaker_pause_s: float = 60.0
+    quiet_s: float = 60.0
+    """What goes on all the time (a full queue, an empty group, lag, quotas) is told of again no earlier than so."""
+    group_lag: int = 0
+    """A group that is further behind its queue than so many messages is told of; 0 = none is."""
+
+
+def is_webhook(url: str) -> bool:
+    """Whether a URL is one that something can be posted to."""
+    if len(url) > 2_048 or not url.isascii() or any(ord(character) <= 32 or ord(character) == 127 for character in url):
+        return False
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = parts.username is None and parts.password is None and not parts.fragment and port != 0
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain
+
+
+def webhook_problem(where: str, url: str) -> list[str]:
+    """What is wrong with a URL that has this key."""
+    if is_webhook(url):
+        return []
+    return [f"{where} must be an http:// or https:// URL with a host and without a user or fragment, not {url[:80]!r}"]
+
+
+def webhooks_problems(config: WebhooksConfig) -> list[str]:
+    """What is wrong, each with its key."""
+    problems: list[str] = []
+    for index, endpoint in enumerate(config.endpoints):
+        where = f"webhooks.endpoints[{index}]"
+        problems += webhook_problem(f"{where}.url", endpoint.url)
+        if not 1 <= endpoint.attempts <= 20:
+            problems.append(f"{where}.attempts must be 1 to 20")
+        if not 0.1 <= endpoint.timeout_s <= 60:
+            problems.append(f"{where}.timeout_s must be 0.1 to 60")
+    if len(config.endpoints) > 100:
+        problems.append("webhooks.endpoints has at most 100 entries")
+    if not 1 <= config.max_waiting <= 1_000_000:
+        problems.append("webhooks.max_waiting must be 1 to 1000000")
+    if config.breaker_failures < 0 or config.group_lag < 0:
+        problems.append("webhooks.breaker_failures and webhooks.group_lag must be at least 0")
+    wrong = [name for name in ("breaker_pause_s", "quiet_s") if not 0.1 <= getattr(config, name) <= 86_400]
+    return problems + [f"webhooks.{name} must be 0.1 to 86400" for name in wrong]
