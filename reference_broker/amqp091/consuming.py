@@ -58,7 +58,7 @@ _FRAME_START = struct.Struct(">BH")
 _BASIC = 60 << 16
 """Class and weight of a content header."""
 _END = bytes((FRAME_END,))
-_GETS: Final = SubscribeOptions(waits=False)
+_GETS: Final = SubscribeOptions(lanes_alike=True, waits=False)
 _DELIVER, _GET_OK = BY_NAME["basic.deliver"], BY_NAME["basic.get-ok"]
 MQTT_EXCHANGE = "$queue"
 """Where a message came from that was not published over AMQP."""
@@ -176,7 +176,8 @@ class Consuming:
         consumer = self._new_consumer(record, tag, no_ack=no_ack)
         consumer.is_exclusive = exclusive
         # Without acknowledgements there is nothing that a prefetch could count.
-        group, options = GROUP, SubscribeOptions(prefetch=0 if no_ack else self._prefetch, priority=asked.priority)
+        prefetch = 0 if no_ack else self._prefetch
+        group, options = GROUP, SubscribeOptions(prefetch=prefetch, priority=asked.priority, lanes_alike=True)
         if use.arguments.is_stream:
             consumer.is_stream = True
             group = asked.group or consumer.client_id

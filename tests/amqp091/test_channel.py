@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
@@ -586,6 +588,27 @@ def test_exact_priorities(most: int, how: str) -> None:
     else:
         said = c.consume("q")
     assert [min(int(body), most) for body in bodies(said)] == wanted
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_messages_of_one_priority_come_as_one(acks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of another is taken along, whatever stands between them."""
+    c = client()
+    c.declare("q", arguments=table(x_max_priority=9))
+    rng = random.Random(5)
+    levels = [rng.choice((0, 0, 0, 0, 7, 2)) for _ in range(300)]
+    for number, level in enumerate(levels):
+        c.publish("q", b"%d" % number, BasicProperties(priority=level), syncs=False)
+    lengths: list[int] = []
+    taken = Consuming.deliver_run
+    monkeypatch.setattr(Consuming, "deliver_run", lambda *args: lengths.append(taken(*args)) or lengths[-1])
+    said = [part for _ in range(5) for part in (c.consume("q", no_ack=not acks) if not lengths else c.hear())]
+    wanted = sorted(range(300), key=lambda number: -levels[number])
+    assert bodies(said) == [b"%d" % number for number in wanted]
+    assert max(lengths) >= 4
+    if acks:
+        assert c.say(1, "basic.ack", 0, True) == []
+    assert c.get("q").name == "basic.get-empty"
 
 
 def test_a_letter_and_what_others_publish_have_their_priority() -> None:

@@ -198,6 +198,22 @@ def test_all_that_a_consumer_waits_for_comes_however_short_it_lives() -> None:
     assert [each.name for each in other.hear()] == ["basic.get-empty"]
 
 
+@pytest.mark.parametrize("passed_s", [0.05, 0.2, 90.0])
+def test_what_has_gone_behind_others_that_live_comes_to_nobody(passed_s: float) -> None:
+    """A life (seed 1, 105): the queue counted one message less, and a later consumer got it all the same."""
+    c = client()
+    c.declare("q")
+    for body, expiration in ((b"1", "100000000"), (b"2", "0"), (b"3", "200000000")):
+        send(c, "basic.publish", "", "q", False, False, body=body, expiration=expiration)
+    c.hear()
+    c.now += passed_s
+    turn(c.node, c.now)
+    assert c.declare("q", passive=True).values[1] == 2
+    c.now += 0.1
+    turn(c.node, c.now)
+    assert [each.body for each in c.consume("q") if each.body] == [b"1", b"3"]
+
+
 def test_what_lives_for_no_time_becomes_a_dead_letter() -> None:
     c = client()
     c.declare("d")

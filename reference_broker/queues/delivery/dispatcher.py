@@ -287,10 +287,12 @@ class Dispatcher:
         partition = place.partition
         cached = partition.cached
         lanes = partition.lanes
-        if self._has_runs and lanes is None:
+        if self._has_runs and (lanes is None or consumer.options.lanes_alike):
             least = 1 if consumer.settles_at_once else MIN_RUN
-            if limit >= least <= partition.visible_end - place.cursor:
-                limit -= self._deliver_run(place, consumer, limit, least, now)
+            offset = place.cursor if lanes is None else self._to_lane(place, lanes)
+            if limit >= least <= partition.visible_end - offset:
+                most = limit if lanes is None else lanes.stretch(place.lane, offset, limit)
+                limit -= self._deliver_run(place, consumer, most, least, now)
         while limit > 0:
             offset = place.cursor
             if lanes is not None:
@@ -304,7 +306,7 @@ class Dispatcher:
                     self._pass_damage(place, partition.visible_end if loaded is None else loaded[0])
                     continue
                 stored = loaded[1]
-            if now >= stored.expires_at and not (consumer.options.waits and is_at_once(stored)):
+            if now >= stored.expires_at and not self._waits_for(consumer, partition, offset, stored):
                 self._skips += 1
                 self._group.owner.expire_next(self._group, place, stored, now)
                 continue
@@ -316,6 +318,12 @@ class Dispatcher:
                 return False
             limit -= 1
         return True
+
+    @staticmethod
+    def _waits_for(consumer: Consumer, partition: QueuePartition, offset: int, stored: StoredMessage) -> bool:
+        """It is for who waits when it comes, and has not gone since without anybody."""
+        is_gone = partition.expiry is not None and partition.expiry.is_gone(offset)
+        return consumer.options.waits and is_at_once(stored) and not is_gone
 
     def _deliver_run(self, place: GroupPartition, consumer: Consumer, limit: int, least: int, now: float) -> int:
         """Deliver several from the cursor on at once; returns how many, 0 when they must go one by one."""

@@ -13,7 +13,7 @@ MIN_RUN = 4
 
 
 class DeliveryRun(NamedTuple):
-    """Deliveries without receipt, in the normal lane, of offsets from ``offset`` on."""
+    """Deliveries without receipt, of offsets from ``offset`` on: in the normal lane, unless lanes are alike to whom."""
 
     queue: str
     group: str

@@ -69,6 +69,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Its deliveries carry a receipt, also where the queue gives none."""
     priority: int = 0
     """Where a group keeps no order: consumers with a higher one get everything while they have room."""
+    lanes_alike: bool = False
+    """It is not told of which lane a message is, so that those of any lane may come several at once."""
     waits: bool = True
     """False: it takes what is there when it asks, and others leave. What is too much for a queue, or to live for no
     time at all, goes only to those who wait."""

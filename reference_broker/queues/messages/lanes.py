@@ -112,6 +112,17 @@ class PartitionLanes:
         found = bisect_left(offsets, end) - bisect_left(offsets, start)
         return end - start - found if lane == NORMAL else found
 
+    def stretch(self, lane: int, offset: int, most: int) -> int:
+        """How many messages of the lane stand one behind the other from one of it on, looked for up to ``most``."""
+        if lane == NORMAL:
+            at = bisect_left(self._special, offset)
+            return min(most, self._special[at] - offset) if at < len(self._special) else most
+        offsets = self._by_lane[lane]
+        at = bisect_left(offsets, offset)
+        return bisect_left(
+            range(min(most, len(offsets) - at)), True, key=lambda step: offsets[at + step] > offset + step
+        )
+
     def drop_before(self, offset: int) -> None:
         """Forget what the log does not keep any more."""
         for offsets in (*self._by_lane, self._special):
