@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,8 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+
+_BROKER = "assay.reference_broker"
 
 
 class UnknownMutantError(LookupError):
@@ -49,7 +52,8 @@ class Patch:
         self.replace(owner, name, make(getattr(owner, name)))
 
     def rewrite(self, owner: type | ModuleType, name: str, old: str, new: str) -> None:
-        """Put ``new`` in the place of a text that a function's source has once. Raises :class:`ValueError`."""
+        """Put ``new`` in the place of a text that a function's source has once, wherever the broker knows the function
+        by name. Raises :class:`ValueError`."""
         function = getattr(owner, name)
         source = textwrap.dedent(inspect.getsource(function))
         if source.count(old) != 1:
@@ -59,6 +63,20 @@ class Patch:
         text = f"from __future__ import annotations\n{source.replace(old, new)}"
         exec(compile(text, __file__, "exec"), function.__globals__, made)  # noqa: S102
         self.replace(owner, name, made[name])
+        if function.__module__ == owner.__name__:
+            self._replace_imported(function, made[name])
+
+    def _replace_imported(self, function: object, made: object) -> None:
+        """In modules that import it, and in tables."""
+        for module in list(sys.modules.values()):
+            if not module.__name__.startswith(_BROKER):
+                continue
+            for name, value in list(vars(module).items()):
+                if value is function:
+                    self.replace(module, name, made)
+                elif isinstance(value, dict) and not name.startswith("__"):
+                    for key in [key for key, each in value.items() if each is function]:
+                        self.item(value, key, made)
 
     def item(self, table: dict[Any, Any], key: object, value: object) -> None:
         """Replace one entry of a table, such as a dispatch or transition table."""

@@ -83,8 +83,8 @@ _REWRITES: dict[str, Row] = {
         "a prefetch of consumers is not looked at",
         Consuming,
         "consume",
-        "prefetch=0 if no_ack else self._prefetch",
-        "prefetch=0",
+        "prefetch = 0 if no_ack else self._prefetch",
+        "prefetch = 0",
     ),
     "amqp-shared-prefetch-off-by-one": (
         "a shared prefetch lets one more delivery through",

@@ -284,9 +284,7 @@ def _register_handler(name: str, row: tuple[str, str, str, str]) -> None:
 
     @mutant(name, what)
     def apply(patch: Patch) -> None:
-        function = channel_module.HANDLERS[method].__name__
-        patch.rewrite(declarations, function, old, new)
-        patch.item(channel_module.HANDLERS, method, getattr(declarations, function))
+        patch.rewrite(declarations, channel_module.HANDLERS[method].__name__, old, new)
 
 
 for _name, _row in _HANDLERS.items():

@@ -20,6 +20,8 @@ from assay.conformance.registry import (
     unproven_case_ids,
 )
 from assay.conformance.targets import CAPABILITIES, load_target, shipped_targets
+from assay.reference_broker.amqp091.channel import HANDLERS
+from assay.reference_broker.amqp091.topology import routes, virtual_host
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.trace.conformance import ClauseStatus
 
@@ -173,6 +175,21 @@ def test_every_mutant_applies_and_is_undone(name: str) -> None:
 def test_a_slip_in_a_text_that_is_not_there_is_an_error() -> None:
     with ExitStack() as stack, pytest.raises(ValueError, match="0 times in place of once"):
         Patch(stack).rewrite(MqttBroker, "next_client_id", "what is not there", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("amqp-alternate-gets-all", ""), ("amqp-used-queues-deleted-if-empty", "queue.delete")]
+)
+def test_a_slip_is_planted_wherever_its_function_is_known(name: str, method: str) -> None:
+    """Six slips that no life found were never there: others had imported the function, or had it in a table."""
+
+    def known() -> list[object]:
+        return [HANDLERS[method]] if method else [routes.find_route, virtual_host.find_route]
+
+    sound = known()
+    with applied(name):
+        assert not set(sound) & set(known())
+    assert known() == sound
 
 
 def test_an_unknown_mutant_is_refused() -> None:
