@@ -117,6 +117,40 @@ def test_every_kind_of_fault(run: Any, tmp_path: Path) -> None:
     assert {each.name for each in result.percentiles} == {"publish_to_ack", "publish_to_deliver"}
 
 
+def test_commits_over_a_kill(run: Any) -> None:
+    """AMQP 0.9.1 on a process that is killed amid commits: what was committed is there as a whole, else none of it."""
+    wanted = parse_scenario(
+        {
+            "name": "commits",
+            "topology": {"broker": {"sessions": {"durability": "fsync"}}},
+            "workload": [
+                {
+                    "kind": "amqp091",
+                    "name": "shop",
+                    "publishers": 2,
+                    "messages_per_publisher": 60,
+                    "rate_per_s": 60,
+                    "queues": 2,
+                    "prefetch": 8,
+                    "transactions": {"share": 0.8, "messages": [2, 5], "commit": 0.8, "rollback": 0.1, "abandon": 0.1},
+                    "movers": 2,
+                    "publish_timeout_s": 1.0,
+                    "keep_alive_s": 1,
+                }
+            ],
+            "faults": [{"at_s": 0.6, "kind": "crash", "for_s": 0.1}],
+            "contract": {"delivery": "at_least_once", "acked_means": "disk"},
+            "drain_timeout_s": 30,
+            "drain_quiet_s": 2.5,
+        }
+    )
+    result, events = run(wanted)
+    assert result.verdict is Verdict.PASS, (result.summary, result.findings)
+    killed_at = next(at for at, each in enumerate(events) if each.f is OpKind.FAULT)
+    committed = [at for at, each in enumerate(events) if each.f is OpKind.COMMIT and each.type is OpType.OK]
+    assert committed[0] < killed_at < committed[-1]
+
+
 def test_latency_is_really_between_clients_and_broker(run: Any) -> None:
     wanted = scenario(
         {"at_s": 0.0, "kind": "latency", "for_s": 1.0, "target": "producers", "latency_ms": 60},
