@@ -13,7 +13,15 @@ import yaml
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.commands import contexts
-from assay.reference_broker.config import BrokerConfig, ListenerConfig, ListenerProtocol, TlsConfig
+from assay.reference_broker.config import (
+    AclConfig,
+    AclRuleConfig,
+    BrokerConfig,
+    ListenerConfig,
+    ListenerProtocol,
+    Permission,
+    TlsConfig,
+)
 from tests.commands.conftest import Assay
 
 
@@ -112,3 +120,34 @@ def test_tls_by_an_authority_of_ones_own(tmp_path: Path) -> None:
         assert "TLS with" in assay.fails(3, "queue", "list")
         assert "no certificates in PEM" in assay.fails(2, "queue", "list", "--ca", "/usr/bin/env")
         assert "No such file" in assay.fails(2, "queue", "list", "--ca", str(tmp_path / "none.pem"))
+
+
+def test_a_certificate_of_ones_own_says_who_asks(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    own = authority.issue_cert(common_name="ann")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "ann.pem")
+    own.private_key_pem.write_to_path(tmp_path / "ann.key")
+    tls = TlsConfig(
+        certificate=str(tmp_path / "server.pem"),
+        key=str(tmp_path / "server.pem"),
+        client_certificate_authority=str(tmp_path / "ca.pem"),
+        require_client_certificate=True,
+        use_certificate_name_as_username=True,
+    )
+    rules = (AclRuleConfig(topic="$queue/%u/#", access=Permission.READWRITE),)
+    listener = ListenerConfig(port=0, tls=tls, protocols=(ListenerProtocol.HTTP,))
+    with Broker(BrokerConfig(listeners=(listener,), acl=AclConfig(rules=rules))) as broker:
+        assay, ca = Assay(), str(tmp_path / "ca.pem")
+        files = ("--certificate", str(tmp_path / "ann.pem"), "--key", str(tmp_path / "ann.key"))
+        assay("context", "set", "ann", "--server", broker.addresses[0].url, "--ca", ca, *files)
+        assert assay("produce", "ann", "x").startswith("published ann:")
+        assert "(not_allowed)" in assay.fails(1, "consume", "bob")
+        assay("context", "set", "nobody", "--server", broker.addresses[0].url, "--ca", ca)
+        assert broker.addresses[0].url in assay.fails(3, "status", "-c", "nobody")
+
+
+def test_a_context_that_could_not_be_used_is_not_kept() -> None:
+    assert "is no address" in Assay().fails(2, "context", "set", "x", "--server", "mqtt://there")
+    assert contexts.load().contexts == {}
