@@ -53,6 +53,7 @@ _PARTS: dict[str, _Part] = {
     "delayed": _Part(_COMMANDS, "delayed", "Messages that wait for their time.", _OPERATE),
     "transaction": _Part(_COMMANDS, "transaction", "Transactions that have not ended.", _OPERATE),
     "schema": _Part(_COMMANDS, "schema", "Schemas: register, compare, set compatibility.", _OPERATE),
+    "trace": _Part(_COMMANDS, "trace", "Traces of messages, step by step.", _OPERATE),
     "tenant": _Part(_COMMANDS, "tenant", "Tenants, their quotas, and what they use.", _OPERATE),
     "session": _Part(_COMMANDS, "session", "Sessions of MQTT.", _OPERATE),
     "subscription": _Part(_COMMANDS, "subscription", "Subscriptions of MQTT.", _OPERATE),

@@ -15,6 +15,7 @@ from assay.reference_broker.commands.ends import failures_as_exits
 from assay.reference_broker.commands.produce import PRODUCE
 from assay.reference_broker.commands.shown import Column, Output, table_of, write_document, write_table, yes
 from assay.reference_broker.commands.top import STATUS, TOP
+from assay.reference_broker.commands.traces import TRACE
 from assay.reference_broker.commands.verbs import app_of, command_of
 
 queue = app_of(resources.QUEUE)
@@ -27,6 +28,7 @@ tenant = app_of(resources.TENANT)
 session = app_of(resources.SESSION)
 subscription = app_of(resources.SUBSCRIPTION)
 config = app_of(resources.CONFIG)
+trace = app_of(TRACE)
 produce = command_of(PRODUCE)
 consume = command_of(CONSUME)
 status = command_of(STATUS)

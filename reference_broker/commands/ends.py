@@ -43,6 +43,7 @@ _HINTS: Final = {
     "unknown_queue": "assay queue list shows those there are",
     "unknown_group": "assay group list QUEUE shows those there are",
     "unknown_schema": "assay schema list shows the subjects there are",
+    "unknown_trace": "assay trace list shows those there are, assay trace stats whether tracing is on",
     "no_such_route": "is the broker of an older version, or a proxy between?",
 }
 

@@ -84,6 +84,7 @@ def test_the_commands_of_the_page_work(tmp_path: Path, commands: dict[str, str])
         "over HTTP\n",
         "over gRPC\n",
         'mqtt_queue_depth{queue="orders"',
+        "consume.acked",
         "read again",
         "acme.jobs",
         "no faults",

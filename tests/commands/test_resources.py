@@ -17,12 +17,16 @@ from typer.testing import CliRunner
 from assay.cli import build_app
 from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.commands import resources
+from assay.reference_broker.commands.traces import TRACE
 from assay.reference_broker.commands.verbs import Resource, Verb
+from assay.reference_broker.config import BrokerConfig, TracingConfig
 from tests.commands.conftest import Assay
 from tests.http.conftest import serve
 
 OPENAPI = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
-RESOURCES = {name.lower(): each for name, each in vars(resources).items() if isinstance(each, Resource)}
+RESOURCES = {
+    name.lower(): each for name, each in {**vars(resources), "TRACE": TRACE}.items() if isinstance(each, Resource)
+}
 
 
 @pytest.fixture
@@ -241,6 +245,28 @@ def test_sessions_and_subscriptions_of_mqtt() -> None:
         assert assay("subscription", "clients", "a/#", "--page-token", "c0").split()[-2:] == ["c1", "1"]
         for client in clients:
             client.disconnect()
+
+
+def test_traces_are_found_and_drawn() -> None:
+    with serve(BrokerConfig(tracing=TracingConfig(enabled=True))) as broker:
+        assay = Assay(ASSAY_SERVER=broker.addresses[1].url)
+        ids = [f"{number:032x}" for number in (1, 2)]
+        for each in ids:
+            assay("produce", "traced", each, "-H", f"traceparent=00-{each}-00f067aa0ba902b7-01")
+        assay("consume", "traced", "-g", "g", "-n", "1")
+        assert [each["trace_id"] for each in assay.json("trace", "list")["traces"]] == ids[::-1]
+        assert ids[0] in assay("trace", "list", "-o", "wide")
+        (found,) = assay.json("trace", "search", "--queue", "traced", "--status", "completed")["traces"]
+        assert assay("trace", "search", "--group", "nobody").split()[-1] == "SPANS"
+        table = assay("trace", "show", found["trace_id"]).splitlines()
+        steps = [line.split("▬")[-1].split()[0] for line in table[1:]]
+        assert steps[0] == "publish.received"
+        assert steps[-1] == "consume.acked"
+        starts = [line.index("▬") for line in table[1:]]
+        assert starts[0] == min(starts)
+        assert assay.json("trace", "show", found["trace_id"]) == found
+        assert assay.json("trace", "stats")["traces"] == 2
+        assert "(unknown_trace)" in assay.fails(1, "trace", "show", "0" * 32)
 
 
 def test_tenants_and_their_quotas(guarded: str) -> None:
