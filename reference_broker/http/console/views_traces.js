@@ -31,8 +31,8 @@ export function traces(ctx) {
     (each) => each.trace_id,
     { open: (each) => (location.hash = `#/traces/${path(each.trace_id)}`) },
   );
-  const off = empty("Tracing is off", "A trace shows what became of one message: published, appended, synced, delivered, settled. The broker keeps some in memory once it is configured to:", "tracing:\n  sample: 0.01");
-  const none = h("p.empty", { hidden: true }, "No trace of the kind that you ask for. Only a share of all messages is traced (tracing.sample).");
+  const off = empty("Tracing is off", "A trace shows what became of one message: published, appended, synced, delivered, settled. The broker keeps some in memory once it is configured to:", "tracing:\n  enabled: true\n  ratio: 0.01");
+  const none = h("p.empty", { hidden: true }, "No trace of the kind that you ask for. Only a share of all messages is traced (tracing.ratio).");
   const filter = h("form.filter", { role: "search", onsubmit: (event) => event.preventDefault() }, h("div.grow", topic), field("Came to", state));
   ctx.add(filter, rows.node, off, none);
   [filter, rows.node, off].forEach((node) => show(node, false));
@@ -77,11 +77,13 @@ function trace(ctx, id) {
 }
 
 function waterfall({ spans, status }) {
-  const begins = Math.min(...spans.map((span) => at(span.timestamp)));
-  const ends = Math.max(...spans.map((span) => at(span.timestamp) + (span.duration_ms ?? 0)), begins + 1);
+  // A span ended at its time.
+  const began = (span) => at(span.timestamp) - span.duration_ms;
+  const begins = Math.min(...spans.map(began));
+  const ends = Math.max(...spans.map((span) => at(span.timestamp)), begins + 1);
   return spans.slice(0, 2 * PAGE).map((span) => {
-    const from = ((at(span.timestamp) - begins) / (ends - begins)) * 1000;
-    const width = Math.max(6, ((span.duration_ms ?? 0) / (ends - begins)) * 1000);
+    const from = ((began(span) - begins) / (ends - begins)) * 1000;
+    const width = Math.max(6, (span.duration_ms / (ends - begins)) * 1000);
     const bar = svg("rect", { x: Math.min(from, 994), y: 3, width: Math.min(width, 1000 - Math.min(from, 994)), height: 12, rx: 3, class: TONES[status] ?? "c1" });
     return h("li", h("span", span.event_type), svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" }, bar), h("span.num", `+${milliseconds(at(span.timestamp) - begins)}`));
   });

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Call
 from assay.reference_broker.http.shapes import timestamp
 from assay.reference_broker.queues.messages.durations import parse_time_ms
-from assay.reference_broker.trace.ring import SCHEDULED, Trace, TraceStatus
+from assay.reference_broker.trace.ring import SCHEDULED, Trace, TraceRing, TraceStatus
 from assay.reference_broker.trace.schema import TraceEvent, TraceKind
 
 AREA = Area("traces", "Traces of messages; also at /traces and /v1/traces.")
@@ -164,15 +164,18 @@ class _Reader:
         )
 
 
-def _latest(call: Call) -> Iterator[Trace]:
+def _ring(call: Call) -> TraceRing:
+    """Raises :class:`RequestError` (UNSUPPORTED)."""
     tracing = call.service.turn()[0].node.tracing
-    return iter(()) if tracing is None else iter(tracing.ring.latest())
+    if tracing is None:
+        raise RequestError(Code.UNSUPPORTED, "tracing is off: it is configured by tracing.enabled")
+    return tracing.ring
 
 
 async def _find(call: Call, limit: int, fits: Callable[[TraceAnswer], bool]) -> TracesAnswer:
     reader = _Reader(call.caller)
     found: list[TraceAnswer] = []
-    for looked_at, trace in enumerate(_latest(call), 1):
+    for looked_at, trace in enumerate(_ring(call).latest(), 1):
         if looked_at % _PORTION == 0:
             await asyncio.sleep(0)
         spans = reader.spans(trace)
@@ -186,13 +189,13 @@ async def _find(call: Call, limit: int, fits: Callable[[TraceAnswer], bool]) -> 
 _Limit = Annotated[int, Query(ge=1, le=1_000)]
 
 
-@AREA.get("/traces", TracesAnswer, Scope.READ)
+@AREA.get("/traces", TracesAnswer, Scope.READ, errors=(Code.UNSUPPORTED,))
 async def list_traces(call: Asked, limit: _Limit = 100) -> TracesAnswer:
     """The traces that began last, of the queues that the caller may read."""
     return await _find(call, limit, lambda _: True)
 
 
-@AREA.get("/traces/search", TracesAnswer, Scope.READ)
+@AREA.get("/traces/search", TracesAnswer, Scope.READ, errors=(Code.UNSUPPORTED,))
 async def search_traces(
     call: Asked,
     topic: Annotated[str | None, Query(max_length=1_024)] = None,
@@ -247,11 +250,10 @@ async def trace_stats(call: Asked) -> TraceStats:
     )
 
 
-@AREA.get("/traces/{trace_id}", TraceAnswer, Scope.READ, errors=(Code.UNKNOWN_TRACE,))
+@AREA.get("/traces/{trace_id}", TraceAnswer, Scope.READ, errors=(Code.UNKNOWN_TRACE, Code.UNSUPPORTED))
 async def get_trace(call: Asked, trace_id: str) -> TraceAnswer:
     """One trace."""
-    tracing = call.service.turn()[0].node.tracing
-    trace = None if tracing is None else tracing.ring.get(trace_id)
+    trace = _ring(call).get(trace_id)
     reader = _Reader(call.caller)
     spans = [] if trace is None else reader.spans(trace)
     if trace is None or not spans:
