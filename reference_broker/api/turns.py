@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.trace.durations import Durations
 
 _T = TypeVar("_T")
 
@@ -17,6 +18,18 @@ class Clock(Protocol):
     """As :class:`assay.reference_broker.server.clock.Clock`."""
 
     def now(self) -> float: ...
+
+
+class Syncs(Protocol):
+    """Who syncs logs."""
+
+    @property
+    def took(self) -> Durations:
+        """As long as the disk took, of each."""
+
+    @property
+    def failed(self) -> int:
+        """Those that ended with an error."""
 
 
 class Driver(Protocol):
@@ -35,6 +48,9 @@ class Driver(Protocol):
     def read_again(self) -> Callable[[Callable[[], None]], list[str]] | None:
         """Reads the configuration again, and says which sections need a restart; it calls back once that holds
         everywhere. Raises ``ConfigError``, ``OSError``. None where there is none to read."""
+
+    @property
+    def syncs(self) -> Syncs: ...
 
     def schedule_turn(self) -> None:
         """Have the turn end soon: dispatch, output, jobs."""

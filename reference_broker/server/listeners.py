@@ -139,7 +139,7 @@ def _service(driver: NodeDriver) -> Service:
 
 
 _EXTRAS = {
-    ListenerProtocol.HTTP: ("fastapi", "uvicorn", "prometheus_client"),
+    ListenerProtocol.HTTP: ("fastapi", "uvicorn"),
     ListenerProtocol.GRPC: ("grpc", "grpc_tools", "grpc_health", "grpc_reflection"),
 }
 

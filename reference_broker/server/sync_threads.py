@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from assay.reference_broker.queues import BackgroundJob
+from assay.reference_broker.queues.jobs.confirms import SyncPoint
+from assay.reference_broker.trace.durations import Durations
 
 SyncDone = Callable[[BackgroundJob, Exception | None], None]
 
@@ -24,6 +27,10 @@ class SyncThreads:
         self._loop = loop
         self._on_done = on_done
         self._jobs: SimpleQueue[BackgroundJob | None] = SimpleQueue()
+        self.took = Durations()
+        """Syncs, as long as the disk took."""
+        self.failed = 0
+        """Syncs that ended with an error."""
         self._running = 0
         self._idle: asyncio.Future[None] | None = None
         self._threads = [
@@ -40,14 +47,18 @@ class SyncThreads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             error: Exception | None = None
+            began = time.perf_counter()
             try:
                 job.run()
             except Exception as failure:
                 # Whatever it is, the loop must hear of it.
                 error = failure.with_traceback(None) if isinstance(failure, OSError) else failure
-            self._loop.call_soon_threadsafe(self._finish, job, error)
+            self._loop.call_soon_threadsafe(self._finish, job, error, time.perf_counter() - began)
 
-    def _finish(self, job: BackgroundJob, error: Exception | None) -> None:
+    def _finish(self, job: BackgroundJob, error: Exception | None, took_s: float) -> None:
+        if isinstance(job.point, SyncPoint):
+            self.took.add(took_s)
+            self.failed += error is not None
         self._running -= 1
         if not self._running and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)

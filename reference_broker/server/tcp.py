@@ -241,6 +241,11 @@ class NodeDriver:
                 newcomers.limit = min(newcomers.limit, max(1, most // 3))
         self._closed = False
 
+    @property
+    def syncs(self) -> SyncThreads:
+        """See :class:`assay.reference_broker.api.turns.Driver`."""
+        return self._syncs
+
     def descriptors(self) -> list[int]:
         """Of its sockets."""
         transports = (protocol.transport for protocol in self.protocols.values())

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import paho.mqtt.client as paho
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from assay.reference_broker.config import ConfigError
+from assay.reference_broker.config import ConfigError, QueuesConfig
 from assay.reference_broker.http.routes import metrics
+from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.trace.durations import COARSE_S, Durations
 from tests.http.conftest import Served
 
 
@@ -144,8 +152,47 @@ def test_metrics_tell_what_there_is(busy: Served) -> None:
     assert found["mqtt_queue_active_consumers", "g,past"] == found["goqueue_group_members", "g,past"] == 1
     assert found["mqtt_sessions_active", ""] == 3
     assert found["assay_metrics_left_out", ""] == 0
+    assert found["assay_http_requests_limit", ""] == 256
+    assert found["mqtt_queue_delivery_latency_seconds_count", "past"] == 2
+    assert found["mqtt_queue_delivery_latency_seconds_bucket", "+Inf,past"] == 2
+    assert found["goqueue_transactions_started_total", ""] == found["goqueue_transactions_committed_total", ""] == 0
+    assert found["goqueue_fsync_errors_total", ""] == 0
     names = {name for name, _ in found}
     assert all(re.fullmatch(r"(assay|mqtt|goqueue)_[a-z_]+", name) for name in names)
+
+
+def test_the_text_is_what_the_client_library_writes() -> None:
+    """Names with quotes, backslashes and line ends; counters, gauges and histograms; whole numbers and others."""
+    names = ["plain", 'a "b"', "back\\slash", "two\nlines", "ünicode"]
+    engine = QueueEngine(QueuesConfig(), LogQueueStore(None), random.Random(1), 100.0)
+    engine.create_queue("q", {}, 100.0)
+    stats = engine.stats("q")
+    durations = Durations(COARSE_S)
+    for seconds in (0.0, 0.0005, 0.001, 0.3, 1_000.0):
+        durations.add(seconds)
+    broker = [("assay_uptime_seconds", "About it", False, 1.5), ("assay_messages_routed_total", "About it", True, 7)]
+    queues = [(name, msgspec.structs.replace(stats, queue=name), durations) for name in names]
+    text = metrics.text_of(broker, [("goqueue_fsync_latency_seconds", "Syncs", durations)], queues, 3).decode()
+    families = list(text_string_to_metric_families(text))
+    again = {each.name: each for each in families}
+    assert [sample.labels["queue"] for sample in again["mqtt_queue_depth"].samples] == names
+    assert again["mqtt_queue_enqueue"].type == "counter"
+    assert again["mqtt_queue_failed"].samples[0].value == 0.0
+
+    class Read(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return families
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Read())
+    theirs = generate_latest(registry).decode()
+    found, expected = (
+        {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in each.splitlines() if line[0] != "#"}
+        for each in (text, theirs)
+    )
+    assert found == expected
+    buckets = [sample.value for sample in again["goqueue_fsync_latency_seconds"].samples if "le" in sample.labels]
+    assert buckets == [3, 3, 3, 3, 4, 4, 4, 4, 5]
 
 
 def test_figures_that_are_left_out_are_counted(busy: Served, monkeypatch: pytest.MonkeyPatch) -> None:

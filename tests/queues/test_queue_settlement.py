@@ -424,3 +424,24 @@ def test_stats_tell_the_states_apart(bench_with: BenchWith) -> None:
     later = bench.engine.stats("q")
     assert (later.depth, later.groups[0].acked) == (4, 1)
     assert (stats.depth, group.acked, stats.groups[0] is group) == (5, 0, True), "what was read stays as it was (G14)"
+
+
+def test_how_long_messages_waited_is_counted(bench_with: BenchWith) -> None:
+    """From publish to first delivery, singly and in runs, by group; not what is delivered again."""
+    bench = bench_with()
+    first = bench.consumer("a", group="a", room=0)
+    bench.publish("m")
+    bench.advance(3)
+    first.room = 10
+    assert first.handle is not None
+    bench.engine.resume(first.handle, bench.now)
+    bench.turn()
+    first.nack(first.got[0])
+    bench.turn()
+    assert len(first.got) == 2
+    assert bench.engine.waited("q").counts == [0, 0, 0, 0, 0, 0, 1, 0, 0]
+    second = bench.consumer("b", group="b")
+    bench.turn()
+    assert len(second.got) == 1
+    waited = bench.engine.waited("q")
+    assert (waited.count, waited.total_s) == (2, 6.0)

@@ -245,16 +245,9 @@ class ConsumerGroup(GroupState):
         return self.rebalance.generation
 
     @property
-    def taken_up(self) -> int:
-        """Entries that wait for their first delivery; see ``groups.take_up``."""
-        entries = (entry for place in self.every_place for entry in place.pending.values())
-        return sum(entry.state is EntryState.WAITING and not entry.delivery_count for entry in entries)
-
-    def entry_states(self) -> tuple[int, int]:
-        """Numbers of entries delivered, and on their way to the dead-letter queue."""
-        states = [entry.state for place in self.every_place for entry in place.pending.values()]
-        waiting, moving = states.count(EntryState.WAITING), states.count(EntryState.DEAD_LETTERING)
-        return len(states) - waiting - moving, moving
+    def delivered_count(self) -> int:
+        """Entries with consumers, those included that a transaction has acknowledged."""
+        return self.unsettled - self.waiting_count - self.moving_count
 
     @property
     def is_committing(self) -> bool:
@@ -326,6 +319,8 @@ class ConsumerGroup(GroupState):
         self.release(entry)
         self._leaves_no_more(entry)
         self._holds_back_no_more(entry)
+        if entry.state is EntryState.DEAD_LETTERING:
+            self.moving_count -= 1
         entry.state = SETTLED
         del entry.place.pending[entry.offset]
         self.unsettled -= 1
@@ -335,6 +330,8 @@ class ConsumerGroup(GroupState):
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
         self.release(entry)
         self._holds_back_no_more(entry)
+        if entry.state is EntryState.DEAD_LETTERING:
+            self.moving_count -= 1
         entry.state = SETTLED
         if self._counts_bytes:
             size = self.bytes_of(entry)
@@ -445,6 +442,7 @@ class ConsumerGroup(GroupState):
         self.release(entry)
         self._holds_back_no_more(entry)
         entry.state = EntryState.DEAD_LETTERING
+        self.moving_count += 1
         self.owner.dead_letter(self, entry, reason, now, on_done)
 
     def _holds_back_no_more(self, entry: PendingEntry) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from assay.reference_broker.trace.durations import COARSE_S, Durations
+
 
 class GroupCounts:
     """Counters; they only grow."""
@@ -27,10 +29,13 @@ class GroupCounts:
         "timed_out",
         "unmatched",
         "unreadable",
+        "waited",
     )
 
     def __init__(self) -> None:
         self.delivered = 0
+        self.waited: Durations | None = None
+        """From publish to first delivery; of messages that go together that of the first. None = none was made."""
         self.redelivered = 0
         self.acked = 0
         self.nacked = 0
@@ -56,3 +61,8 @@ class GroupCounts:
         """Unsettled messages that the group was set past."""
         self.sessions_ended = 0
         """Members removed since no heartbeat came."""
+
+    def begin_waited(self) -> Durations:
+        """The first delivery is made."""
+        self.waited = Durations(COARSE_S)
+        return self.waited

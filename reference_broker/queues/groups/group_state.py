@@ -63,6 +63,10 @@ class GroupState(SyncPoint, ABC):
         self.unsettled = 0
         """Pending entries of all partitions."""
         self.waiting_count = 0
+        self.untried_count = 0
+        """Of them, those that wait for their first delivery; see ``groups.take_up``."""
+        self.moving_count = 0
+        """Entries on their way to the dead-letter queue."""
         """Those among them that wait for a delivery."""
         self.held_bytes = 0
         """Bytes of what it has not settled, where the queue limits its bytes."""
@@ -195,15 +199,21 @@ class GroupState(SyncPoint, ABC):
 
     def starts_waiting(self, entry: PendingEntry) -> None:
         """It is ready, or will be."""
+        if entry.state is EntryState.DEAD_LETTERING:
+            self.moving_count -= 1
         entry.state = EntryState.WAITING
         entry.place.push_waiting(entry)
         self.waiting_count += 1
+        if not entry.delivery_count:
+            self.untried_count += 1
         if self._counts_bytes:
             self.out_bytes -= self.bytes_of(entry)
 
     def stops_waiting(self, entry: PendingEntry) -> None:
         """It waited until now."""
         self.waiting_count -= 1
+        if not entry.delivery_count:
+            self.untried_count -= 1
         if self._counts_bytes:
             self.out_bytes += self.bytes_of(entry)
 

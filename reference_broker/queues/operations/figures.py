@@ -53,17 +53,15 @@ def is_failed(queue: DurableQueue) -> bool:
 
 def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
     """One group of the queue."""
-    in_flight, dead_lettering = group.entry_states()
-    waiting = group.waiting_count
-    taken_up = group.taken_up if waiting else 0
+    untried = group.untried_count
     counts = group.counts
     return GroupStats(
         group=group.group_id,
         consumers=len(group.consumers),
-        lag=queue.contents.end_total - group.cursor_total + taken_up,
-        in_flight=in_flight,
-        retrying=waiting - taken_up,
-        dead_lettering=dead_lettering,
+        lag=queue.contents.end_total - group.cursor_total + untried,
+        in_flight=group.delivered_count,
+        retrying=group.waiting_count - untried,
+        dead_lettering=group.moving_count,
         ack_floors=tuple(place.committed for place in group.places),
         generation=group.generation,
         delivered=counts.delivered,

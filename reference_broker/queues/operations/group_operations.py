@@ -272,7 +272,7 @@ class GroupOperations:
         if named.is_committing:
             text = f"a transaction is open in group {group!r}: try again when it has ended"
             raise QueueError(QueueErrorCode.IN_USE, text)
-        if named.is_syncing or named.entry_states()[1]:
+        if named.is_syncing or named.moving_count:
             raise QueueError(QueueErrorCode.IN_USE, f"group {group!r} is being written; try again")
         try:
             found.delete_group(named)

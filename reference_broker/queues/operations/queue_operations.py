@@ -21,6 +21,7 @@ from assay.reference_broker.queues.operations.browse import browse, read
 from assay.reference_broker.queues.operations.figures import is_failed, queue_stats
 from assay.reference_broker.queues.operations.purge import Purged, purge
 from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
+from assay.reference_broker.trace.durations import COARSE_S, Durations
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.queue.queue import DurableQueue
@@ -220,6 +221,13 @@ class QueueOperations:
     def has_failed(self, queue: str) -> bool:
         """Whether a queue refuses work until the broker restarts. Raises :class:`QueueError`."""
         return is_failed(self._registry.existing(queue))
+
+    def waited(self, queue: str) -> Durations:
+        """From publish to first delivery, of all groups. Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED)."""
+        total = Durations(COARSE_S)
+        groups = self._registry.existing(queue).groups.values()
+        total.add_all(group.counts.waited for group in groups if group.counts.waited is not None)
+        return total
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""

@@ -228,6 +228,7 @@ def take(source: DurableQueue, partition: int, offset: int, now: float) -> _Held
     for group, entry in known.items():
         group.stops_waiting(entry)
         entry.state = EntryState.DEAD_LETTERING
+        group.moving_count += 1
     return list(known.items())
 
 

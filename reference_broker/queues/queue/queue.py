@@ -343,7 +343,7 @@ class DurableQueue(EnqueuePath):
     def retire_mark(self) -> None:
         """The broker's own group is not needed beside another. Where it cannot go now it goes later."""
         mark = self.groups.get(MARK_GROUP)
-        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.entry_states()[1]:
+        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.moving_count:
             return
         with suppress(LogError):
             self.delete_group(mark)

@@ -24,6 +24,7 @@ from assay.reference_broker.queues.transactions.transaction import (
     Transaction,
     TransactionState,
 )
+from assay.reference_broker.trace.durations import Durations
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -46,6 +47,8 @@ class CommitPhases:
         """How many of these somebody began."""
         self.ended: dict[str, EndedTransaction] = {}
         """The last ones, by id, to tell what became of them."""
+        self.lasted = {outcome: Durations() for outcome in Outcome}
+        """From their beginning to their end, of those that ended so."""
         self._preparing: dict[Transaction, None] = {}
         self._aborting: dict[Transaction, None] = {}
         self._completing: dict[Transaction, None] = {}
@@ -210,6 +213,7 @@ class CommitPhases:
         """A transaction is over: move it on, make room for others, give back or settle what it acknowledged."""
         committed = outcome is Outcome.COMMITTED
         now = self._agenda.now
+        self.lasted[outcome].add(now - transaction.began_at)
         transaction.move(TransactionState.COMMITTED if committed else TransactionState.ABORTED)
         del self.open[transaction.id]
         if transaction.holder is not None:

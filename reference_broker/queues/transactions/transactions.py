@@ -37,6 +37,7 @@ from assay.reference_broker.queues.transactions.transaction import (
     TransactionState,
 )
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.trace.durations import Durations
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -450,6 +451,11 @@ class Transactions(ProducerNames):
     def list(self) -> list[TransactionInfo]:
         """The transactions that have not ended, oldest first."""
         return [transaction.info for transaction in self._phases.open.values()]
+
+    @property
+    def lasted(self) -> Mapping[Outcome, Durations]:
+        """How long those took that ended since the start, by how they ended; those of AMQP included."""
+        return self._phases.lasted
 
     def open_of(self, producer_id: int) -> str | None:
         """The id of the transaction that a producer has open; None = it has none."""

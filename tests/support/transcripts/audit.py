@@ -17,6 +17,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES, RetainedStore
 from assay.reference_broker.mqtt.sessions.session import FREE_IDS, ID_BYTES, Session, session_bytes
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
@@ -147,6 +148,11 @@ def _of_queue(queue: DurableQueue) -> Iterator[Count]:
         yield f"{name}: passed", group.cursor_total, passed
         pending = [entry for place in places for entry in place.pending.values()]
         yield f"{name}: unsettled", group.unsettled, len(pending)
+        waiting = [entry for entry in pending if entry.state is EntryState.WAITING]
+        yield f"{name}: waiting", group.waiting_count, len(waiting)
+        yield f"{name}: untried", group.untried_count, sum(not entry.delivery_count for entry in waiting)
+        moving = sum(entry.state is EntryState.DEAD_LETTERING for entry in pending)
+        yield f"{name}: on their way to the dead letters", group.moving_count, moving
         if group._counts_bytes:
             unsettled_bytes = sum(place.unsettled_bytes() for place in places)
             unwritten_bytes = sum(place.partition.unwritten_bytes for place in group.places)
