@@ -2,14 +2,14 @@
 
 ``python -m assay.conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT] [--disk-faults JSON]`` prints
 one line of JSON when ready, ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when
-its standard input is closed, so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if
-the configuration has a WebSocket listener. In this process: :func:`reference_broker_endpoint`.
+its standard input is closed, so that nothing is left behind when its parent dies. ``websocket_port`` and ``http_port``
+are in it too if the configuration has such listeners. In this process: :func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
-``{"start": MUTANT, "config": FILE, "log": FILE, "number": N}`` on standard input forks a broker with that mutant (none
-for "") and configuration (the defaults for ""), whose ready line, or one with ``error``, is printed, with that number:
-brokers that start at the same time may be ready in any order. ``{"stop": PID}`` ends that broker, ``{"kill": PID}``
-does so by SIGKILL, the end of the input ends all of them.
+``{"start": MUTANT, "config": FILE, "log": FILE, "number": N, "faces": BOOL}`` on standard input forks a broker with
+that mutant (none for "") and configuration (the defaults for ""), whose listeners of HTTP are kept with ``faces``. Its
+ready line, or one with ``error``, is printed, with that number: brokers that start at the same time may be ready in any
+order. ``{"stop": PID}`` ends that broker, ``{"kill": PID}`` does so by SIGKILL, the end of the input ends all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -37,23 +38,32 @@ from assay.conformance.faulty_disk import FaultyDisk, Troubles
 from assay.conformance.mutants import UnknownMutantError, all_mutants, applied
 from assay.conformance.targets.model import Endpoint
 from assay.reference_broker.broker import Broker
-from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
+from assay.reference_broker.config import (
+    BrokerConfig,
+    ConfigError,
+    ListenerConfig,
+    ListenerProtocol,
+    Transport,
+    load_config,
+)
 from assay.reference_broker.server import running
 from assay.reference_broker.server.collector import tune_collector
 from assay.reference_broker.server.file_limit import raise_file_limit
+from assay.reference_broker.server.listeners import check_extras
 from assay.reference_broker.storage.disk import RealDisk
 
 USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 10.0
 """A busy machine needs some of it; nobody waits for it but the end of a nursery, and that for all at once."""
 _POLL_S = 0.005
+_FACES = (ListenerProtocol.HTTP,)
 
 
-def broker_config(path: Path | None, port: int) -> BrokerConfig:
+def broker_config(path: Path | None, port: int, *, faces: bool = True) -> BrokerConfig:
     """The configuration of ``path`` (or the defaults) with one listener on ``127.0.0.1:port``; 0 = any free port.
 
     It speaks what the first one there that is no WebSocket speaks. A WebSocket listener is kept, on a free port of
-    127.0.0.1. Raises :class:`ConfigError`.
+    127.0.0.1, and with ``faces`` those that speak HTTP, where what they need is installed. Raises :class:`ConfigError`.
     """
     config = load_config(path) if path is not None else BrokerConfig()
     websockets = [
@@ -63,7 +73,16 @@ def broker_config(path: Path | None, port: int) -> BrokerConfig:
     ]
     plain = next((each for each in config.listeners if each.transport is Transport.TCP), ListenerConfig())
     own = ListenerConfig(port=port, protocols=plain.protocols)
-    return msgspec.structs.replace(config, listeners=(own, *websockets[:1]))
+    kept = [each for each in config.listeners if faces and each.protocols[0] in _FACES and _can_listen(each)]
+    return msgspec.structs.replace(config, listeners=(own, *websockets[:1], *kept))
+
+
+def _can_listen(listener: ListenerConfig) -> bool:
+    try:
+        check_extras(listener.protocols)
+    except ConfigError:
+        return False
+    return True
 
 
 @contextmanager
@@ -82,9 +101,10 @@ def _version() -> str:
 
 def _ready(broker: Broker) -> dict[str, object]:
     ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
-    websocket_ports = [address.port for address in broker.addresses if address.scheme == "ws"]
-    if websocket_ports:
-        ready["websocket_port"] = websocket_ports[0]
+    for name, scheme in (("websocket_port", "ws"), ("http_port", "http")):
+        ports = [address.port for address in broker.addresses if address.scheme == scheme]
+        if ports:
+            ready[name] = ports[0]
     return ready
 
 
@@ -97,13 +117,13 @@ def _answer(**values: object) -> None:
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-def _forked_broker(mutant: str, config: str, log: str, life: int, number: int) -> int:
+def _forked_broker(mutant: str, config: str, log: str, life: int, number: int, faces: bool) -> int:
     """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
     with Path(log).open("ab") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
     ready = False
     try:
-        wanted = broker_config(Path(config) if config else None, 0)
+        wanted = broker_config(Path(config) if config else None, 0, faces=faces)
         with applied(*filter(None, [mutant])), Broker(wanted) as broker:
             _answer(number=number, **_ready(broker))
             ready = True
@@ -125,7 +145,7 @@ class Nursery:
         self._ending: dict[int, float] = {}
         """Process id of a broker that was told to end, to the time at which it is killed if it still has not."""
 
-    def start(self, mutant: str, config: str, log: str, number: int) -> None:
+    def start(self, mutant: str, config: str, log: str, number: int, faces: bool) -> None:
         """Fork a broker; it prints its own ready line."""
         life, keep = os.pipe()
         pid = os.fork()
@@ -134,7 +154,7 @@ class Nursery:
             for other in (keep, *self._lives.values()):
                 os.close(other)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os._exit(_forked_broker(mutant, config, log, life, number))
+            os._exit(_forked_broker(mutant, config, log, life, number, faces))
         os.close(life)
         self._lives[pid] = keep
 
@@ -172,6 +192,12 @@ class Nursery:
             time.sleep(_POLL_S)  # a blocking wait has no time limit
 
 
+def _import_faces() -> None:
+    """What children need that speak HTTP, once for all of them."""
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("assay.reference_broker.http.server")
+
+
 def _serve_nursery() -> int:
     with tempfile.TemporaryDirectory(prefix="assay-") as folder:
         # What the first start of a broker imports and works out, its children need not: config and files as well.
@@ -191,8 +217,10 @@ def _serve_nursery() -> int:
             elif "kill" in request:
                 nursery.kill(int(request["kill"]))
             else:
+                if request.get("faces"):
+                    _import_faces()
                 mutant, config, log = (str(request[key]) for key in ("start", "config", "log"))
-                nursery.start(mutant, config, log, int(request["number"]))
+                nursery.start(mutant, config, log, int(request["number"]), bool(request.get("faces")))
     finally:
         nursery.stop_all()
     return 0

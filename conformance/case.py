@@ -37,7 +37,7 @@ import msgspec
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.flow import Flow
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from assay.conformance.rules import VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
+from assay.conformance.rules import FACES, VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import (
     PRIVATE,
     CapabilityValue,
@@ -145,6 +145,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.split("/")[0]
 
     @property
+    def is_about_a_face(self) -> bool:
+        """It asks by HTTP, for which a broker of ours has a listener only where it is needed."""
+        return self.spec in FACES
+
+    @property
     def area(self) -> str:
         return self.id.split("/")[1]
 
@@ -247,6 +252,9 @@ def _may_match_others(topic_filter: str) -> bool:
 class CaseContext:
     """What a case works with: connections, names nobody else uses, checks, and the transcript."""
 
+    keeps_all_transcripts = True
+    """Also of cases that pass."""
+
     def __init__(
         self,
         case: Case,
@@ -266,6 +274,8 @@ class CaseContext:
         ``restart`` kills a private broker, does something, and starts it again, its clock so far ahead.
         """
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
+        self.mqtt_version = case.version
+        """Of its MQTT clients, unless the case says otherwise."""
         self.transcript = Transcript()
         self.rng = random.Random(f"{seed}/{case.id}")
         self.missed: list[str] = []
@@ -334,7 +344,7 @@ class CaseContext:
 
     async def open(self, *, version: int | None = None, name: str = "") -> Connection:
         """A network connection without CONNECT. Raises :class:`TargetUnreachableError`."""
-        connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.case.version)
+        connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.mqtt_version)
         endpoint = self.endpoint
         await self._establish(connection, endpoint.host, endpoint.port, endpoint.tls)
         return connection
@@ -363,7 +373,7 @@ class CaseContext:
         """
         name = name or f"c{len(self._connections) + 1}"
         url = str(self.capabilities["websocket_url"])
-        connection = WebSocketConnection(self, name, version or self.case.version, url)
+        connection = WebSocketConnection(self, name, version or self.mqtt_version, url)
         tls = (self.endpoint.tls or Tls()) if connection.is_secure else None
         await self._establish(connection, connection.host, connection.port, tls)
         if subprotocols is not None:
@@ -381,7 +391,7 @@ class CaseContext:
             fields["username"] = self.endpoint.username
             if self.endpoint.password is not None:
                 fields.setdefault("password", self.endpoint.password.encode())
-        return Connect(version=version or self.case.version, **fields)
+        return Connect(version=version or self.mqtt_version, **fields)
 
     async def connect(
         self, *, version: int | None = None, name: str = "", **fields: Unpack[ConnectFields]
@@ -487,6 +497,14 @@ class CaseContext:
         """``subscriber`` must get nothing of what ``publisher`` has sent so far."""
         for packet in await self.messages_before_marker(publisher, subscriber):
             self.fail(f"{subscriber.name}: expected no message; seen {describe(packet)}")
+
+    @property
+    def greeted(self) -> Endpoint:
+        """Where the broker speaks what the case is about."""
+        return self.endpoint
+
+    async def delete_leftovers(self) -> None:
+        """What the protocol of the case leaves in the broker beside sessions and retained messages."""
 
     @property
     def connected(self) -> bool:
@@ -714,7 +732,7 @@ class CaseContext:
         timeout_s = min(max(_HANDSHAKE_TIMEOUT_S, 2 * self.greeting_s), _LONGEST_HANDSHAKE_S)
         self._move_deadline(began + 2 * timeout_s)
         try:
-            await asyncio.to_thread(greet, self.endpoint, self.case.version, timeout_s=timeout_s)
+            await asyncio.to_thread(greet, self.greeted, self.case.version, timeout_s=timeout_s)
         except ProbeError:
             return False
         took_s = loop.time() - began

@@ -23,7 +23,7 @@ def cohorts(cases: Iterable[Case]) -> list[list[Case]]:
     """Cases that run together: those that may, by what their broker is like; every other case is alone."""
     found: dict[str, list[list[Case]]] = {}
     for case in cases:
-        like = json.dumps([case.judged_on, case.settings]) if case.together else case.id
+        like = json.dumps([case.judged_on, case.settings, case.is_about_a_face]) if case.together else case.id
         groups = found.setdefault(like, [[]])
         if len(groups[-1]) >= MOST_TOGETHER:
             groups.append([])

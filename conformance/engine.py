@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import secrets
 import traceback
@@ -36,8 +37,9 @@ from assay.conformance.bystander import Bystander, BystanderError, MqttBystander
 from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
+from assay.conformance.http.context import HttpContext
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.rules import FACES, Incident, Rule, StepFailureError
 from assay.conformance.stall import StallWatch
 from assay.conformance.targets import (
     DENIED_BY_CONNACK,
@@ -51,10 +53,12 @@ from assay.conformance.targets import (
     Target,
     TargetStartError,
     amqp_endpoint,
+    face_endpoint,
     greet,
 )
 from assay.conformance.wire import Connack, Publish
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.conformance.wire.http import HTTP_11
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
 DEFAULT_CONCURRENCY = 16
@@ -68,6 +72,10 @@ _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
 _NOT_JUDGED = "not judged: "
 BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
+
+
+_CAPABILITY = {4: "mqtt311", 5: "mqtt5", AMQP_091: "amqp091", **{version: name for name, version in FACES.items()}}
+"""To speak a version."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +108,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
     """Why the case cannot be run against a target with these capabilities; empty if it can."""
-    version = {4: "mqtt311", 5: "mqtt5", AMQP_091: "amqp091"}[case.version]
-    needed = [name for name in (version, *case.requires) if not name.startswith(ABSENT)]
+    needed = [name for name in (_CAPABILITY[case.version], *case.requires) if not name.startswith(ABSENT)]
     lacking = [name for name in needed if not capabilities.get(name, False)]
     if lacking:
         return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)"
@@ -277,10 +284,12 @@ class Engine:
 
     def _context(self, case: Case) -> CaseContext:
         self._attempts += 1
-        kind = AmqpContext if case.version == AMQP_091 else CaseContext
-        return kind(
+        make: Callable[..., CaseContext] = AmqpContext if case.version == AMQP_091 else CaseContext
+        if case.version == HTTP_11:
+            make = functools.partial(HttpContext, where=lambda: self._endpoint(HTTP_11))
+        return make(
             case,
-            self._endpoint(case.version),
+            self.broker.endpoint if case.is_about_a_face else self._endpoint(case.version),
             self.capabilities_for(case),
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
@@ -292,13 +301,15 @@ class Engine:
 
     def _endpoint(self, version: int) -> Endpoint:
         endpoint = self.broker.endpoint
+        if version == HTTP_11:
+            return face_endpoint(endpoint, str(self.broker.target.capabilities.get("http_url", "")))
         return amqp_endpoint(endpoint, self.capabilities) if version == AMQP_091 else endpoint
 
     def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:
         async def restart(clock_ahead_s: float, damage: Damage) -> Endpoint:
             if self._restarts:
                 await self._gate.pass_through(clock_ahead_s, damage)
-            return self._endpoint(case.version)
+            return self.broker.endpoint if case.is_about_a_face else self._endpoint(case.version)
 
         return restart if case.is_private else None
 
@@ -360,7 +371,7 @@ class Engine:
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
         return Outcome(
             result=self.expected(result),
-            transcript=tuple(ctx.transcript.lines),
+            transcript=tuple(ctx.transcript.lines) if ctx.keeps_all_transcripts or verdict in BAD else (),
             incidents=() if gone else tuple(ctx.incidents),
             beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
         )
@@ -545,8 +556,7 @@ async def _clean_up(ctx: CaseContext) -> None:
 
 
 async def _delete_leftovers(ctx: CaseContext) -> None:
-    if isinstance(ctx, AmqpContext):
-        await ctx.delete_leftovers()
+    await ctx.delete_leftovers()
     for client_id, version in sorted(ctx.persistent_clients.items()):
         if client_id:
             connection = await ctx.open(version=version)

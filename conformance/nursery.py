@@ -22,7 +22,7 @@ import yaml
 
 from assay.conformance.case import Case
 from assay.conformance.targets import Damage, Endpoint, RunningTarget, Target, TargetStartError
-from assay.conformance.targets.process import fill, placeholders, with_ports
+from assay.conformance.targets.process import FURTHER_PORTS, fill, placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
@@ -54,13 +54,15 @@ def _settings_of(case: Case) -> Settings:
 class _Life:
     """One broker, which may be killed and started again on the same files."""
 
-    def __init__(self, nursery: Nursery, target: Target, mutant: str, settings: Settings, folder: Path) -> None:
-        self._nursery, self._mutant, self._folder = nursery, mutant, folder
+    def __init__(
+        self, nursery: Nursery, target: Target, mutant: str, settings: Settings, folder: Path, *, faces: bool
+    ) -> None:
+        self._nursery, self._mutant, self._folder, self._faces = nursery, mutant, folder, faces
         self._has_config = target.start is not None and CONFIG_FILE in target.start.files
         text = target.start.files[CONFIG_FILE] if target.start is not None and self._has_config else ""
         self._settings = _merged(_merged(yaml.safe_load(text) or {}, nursery.settings), settings)
         self.log = folder.with_suffix(".log")
-        self.websocket_port = 0
+        self.ports: dict[str, int] = {}
         self.pid = 0
 
     def start(self, clock_ahead_s: float = 0.0) -> Endpoint:
@@ -72,13 +74,17 @@ class _Life:
             text = json.dumps(_merged(self._settings, ahead))
             path.write_text(fill(text, placeholders(self._folder)), encoding="utf-8")
             config = str(path)
-        answer = self._nursery.start(self._mutant, config, str(self.log))
+        answer = self._nursery.start(self._mutant, config, str(self.log), faces=self._faces)
         self.pid = int(str(answer["pid"]))
         if "error" in answer:
             message = f"the broker does not start: {answer['error']}"
             raise TargetStartError(message)
-        self.websocket_port = int(str(answer.get("websocket_port", 0)))
+        self.ports = {name: int(str(answer.get(name, 0))) for name in FURTHER_PORTS}
         return Endpoint(host=str(answer["host"]), port=int(str(answer["port"])))
+
+    def as_it_listens(self, target: Target, endpoint: Endpoint) -> Target:
+        """The target with the ports of this life in its capabilities."""
+        return with_ports(target, placeholders(self._folder, port=endpoint.port, further=self.ports))
 
     def restart(self, clock_ahead_s: float, damage: Damage) -> Endpoint:
         """kill -9 and start again; the clock begins that far ahead. Raises :class:`TargetStartError`."""
@@ -159,12 +165,15 @@ class Nursery:
             stdin.write(json.dumps(request) + "\n")
             stdin.flush()
 
-    def start(self, mutant: str, config: str, log: str) -> dict[str, object]:
-        """Ask for a broker and wait for its answer. Raises :class:`TargetStartError` if there is none."""
+    def start(self, mutant: str, config: str, log: str, *, faces: bool = False) -> dict[str, object]:
+        """Ask for a broker and wait for its answer; ``faces``: with the listeners that take long to start.
+
+        Raises :class:`TargetStartError` if there is none.
+        """
         number, answer = next(self._numbers), Future[dict[str, object]]()
         self._awaited[number] = answer
         try:
-            self.tell({"start": mutant, "config": config, "log": log, "number": number})
+            self.tell({"start": mutant, "config": config, "log": log, "number": number, "faces": faces})
             return answer.result(_START_TIMEOUT_S)
         except TimeoutError as error:
             message = f"the broker was not ready within {_START_TIMEOUT_S:g} s" if self._listener.is_alive() else _GONE
@@ -186,28 +195,40 @@ class Nursery:
 
     @contextmanager
     def broker(
-        self, target: Target, mutant: str, case: Case | None = None, *, settings: Settings | None = None
+        self,
+        target: Target,
+        mutant: str,
+        case: Case | None = None,
+        *,
+        settings: Settings | None = None,
+        faces: bool = False,
     ) -> Iterator[RunningTarget]:
         """The reference broker of ``target`` with ``mutant`` ("" = sound); ``case``: the one that it is private to.
 
-        ``settings`` make it private without a case. Raises :class:`TargetStartError` with its error or log.
+        ``settings`` make it private without a case; ``faces``: it speaks HTTP, as it does for a case about that.
+        Raises :class:`TargetStartError` with its error or log.
         """
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         if case is not None:
-            settings = _settings_of(case)
-        life = _Life(self, target, mutant, settings or {}, folder)
+            settings, faces = _settings_of(case), case.is_about_a_face
+        life = _Life(self, target, mutant, settings or {}, folder, faces=faces)
         try:
             endpoint = life.start()
-            values = placeholders(folder, port=endpoint.port, websocket_port=life.websocket_port)
             is_shared = settings is None
-            yield RunningTarget(
-                with_ports(target, values),
+            running = RunningTarget(
+                life.as_it_listens(target, endpoint),
                 endpoint,
                 log=life.log,
-                restart=None if is_shared else life.restart,
-                renew=None if is_shared else life.renew,
+                restart=None if is_shared else lambda ahead_s, damage: again(life.restart(ahead_s, damage)),
+                renew=None if is_shared else lambda: again(life.renew()),
                 find_pid=lambda: life.pid,
             )
+
+            def again(endpoint: Endpoint) -> Endpoint:
+                running.target = life.as_it_listens(target, endpoint)
+                return endpoint
+
+            yield running
         finally:
             life.stop()

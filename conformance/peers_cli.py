@@ -103,7 +103,8 @@ def peers(
         list[str] | None, typer.Option("--exclude", help="Not these case ids; in the same forms as -k.")
     ] = None,
     spec: Annotated[
-        list[str] | None, typer.Option("--spec", help="Only mqtt311, mqtt5, queue or amqp091; may be given again.")
+        list[str] | None,
+        typer.Option("--spec", help="Only mqtt311, mqtt5, queue, amqp091 or http; may be given again."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Order of the cases and what they vary by chance.")] = 0,
     jobs: Annotated[

@@ -31,9 +31,12 @@ from assay.conformance.wire import (
     Unsubscribe,
 )
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.conformance.wire.http import HTTP_11
 
 _V5 = 5
-VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5, "amqp091": AMQP_091}
+FACES = {"http": HTTP_11}
+"""Specifications of requests and answers."""
+VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5, "amqp091": AMQP_091, **FACES}
 """Protocol version of the cases of a specification."""
 
 
@@ -207,8 +210,8 @@ class Rule(Enum):
 
     def clauses(self, version: int) -> tuple[str, ...]:
         """Ids of the statements, for reports."""
-        if version == AMQP_091:
-            return self.value.in_amqp091
+        if version >= AMQP_091:
+            return self.value.in_amqp091 if version == AMQP_091 else ()
         return tuple(map(full_id, self.value.in_5 if version >= _V5 else self.value.in_311))
 
     def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ AMQP = "amqp091"
 """The capability to speak AMQP 0.9.1, and the specification of that."""
 QUEUES = "queues"
 """The capability to have durable queues of Assay's kind, which no other broker has; hundreds of cases need it."""
-_ABOUT = {QUEUES: "durable queues of Assay's kind", AMQP: "AMQP 0.9.1", "mqtt311": "MQTT"}
+_ABOUT = {QUEUES: "durable queues of Assay's kind", AMQP: "AMQP 0.9.1", "mqtt311": "MQTT", "http": "HTTP"}
 TO_BE_REPEATED = (
     CaseVerdict.FAIL,
     CaseVerdict.BLOCKED,
@@ -113,8 +113,8 @@ def _lacks(case: Case, target: Target) -> str:
     said = target.capabilities
     if QUEUES in case.requires:
         return "" if said.get(QUEUES, False) else QUEUES
-    if case.spec == AMQP:
-        return "" if said.get(AMQP) else AMQP
+    if case.spec == AMQP or case.is_about_a_face:
+        return "" if said.get(case.spec) or said.get(f"{case.spec}_url") else case.spec
     return "mqtt311" if said.get("mqtt311") is False and said.get("mqtt5") is False else ""
 
 

@@ -62,6 +62,7 @@ EVERYONE = {
     "+any-amqp-codes-of-others+any-amqp-expirations-are-moments+any-amqp-any-x-match": ("amqp091",),
     "any-amqp-heartbeats-between+any-amqp-confirms-one-by-one+any-amqp-other-codes+any-amqp-late-closes"
     "+any-amqp-logins-end-silently+any-amqp-headers-bound-by-key+any-amqp-no-bindings-between-exchanges": ("amqp091",),
+    "any-http-late+any-http-in-pieces+any-http-closes+any-http-other-words": ("http",),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""
@@ -134,7 +135,8 @@ def _run_group(
     """The outcomes, and what went wrong within the broker process."""
     owner, cases = group
     try:
-        with nursery.broker(target, mutant, owner) as broker:
+        faces = any(case.is_about_a_face for case in cases)
+        with nursery.broker(target, mutant, owner, faces=faces) as broker:
             at_once = least_at_once if owner is None else max(least_at_once, len(cases))
             options = RunOptions(patience_s=patience_s, concurrency=at_once)
             # All these cases must notice one bug: if the broker dies of it, each of them has.

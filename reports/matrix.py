@@ -18,6 +18,7 @@ SPEC_TITLES = {
     "amqp10": "AMQP 1.0",
     "queue": "Durable queues",
     "rfc6455": "WebSocket",
+    "http": "HTTP",
 }
 LEVELS = ("MUST", "SHOULD", "MAY")
 _SAYS_NOTHING = (CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)

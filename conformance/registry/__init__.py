@@ -1,7 +1,8 @@
 """The statements that the cases cite, and which of them are tested: the TOML files of this folder, read strictly.
 
 ``mqtt311.toml`` and ``mqtt5.toml`` hold every numbered statement of the standards, ``queue.toml`` our own rules of the
-durable queues, ``rfc6455.toml`` what both versions need of WebSocket, ``amqp091.toml`` the rules of AMQP 0.9.1.
+durable queues, ``rfc6455.toml`` what both versions need of WebSocket, ``amqp091.toml`` the rules of AMQP 0.9.1,
+``http.toml`` those of the HTTP APIs.
 ``case_ids.txt`` is the permanent list of case ids: an id once listed is never renamed and never reused.
 """
 
@@ -17,9 +18,10 @@ from typing import Literal
 import msgspec
 
 from assay.conformance.case import Case
+from assay.conformance.rules import FACES
 from assay.reference_broker.trace.conformance import Clause, ClauseStatus
 
-SPECS = ("mqtt311", "mqtt5", "queue", "amqp091")
+SPECS = ("mqtt311", "mqtt5", "queue", "amqp091", "http")
 """The specifications that cases are sorted by."""
 WEBSOCKET = "rfc6455"
 STANDARDS = (*SPECS, WEBSOCKET)
@@ -109,10 +111,10 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spoken(capabilities: Mapping[str, object]) -> tuple[str, ...]:
-    """The standards that concern a broker with these capabilities: those of MQTT, of AMQP, or both."""
+    """The standards that concern a broker with these capabilities: of each protocol that it speaks."""
     mqtt = bool(capabilities.get("mqtt311") or capabilities.get("mqtt5"))
-    amqp = bool(capabilities.get("amqp091"))
-    return tuple(name for name in STANDARDS if (amqp if name == "amqp091" else mqtt or not amqp))
+    others = {name: bool(capabilities.get(name)) for name in ("amqp091", *FACES)}
+    return tuple(name for name in STANDARDS if others.get(name, mqtt or not any(others.values())))
 
 
 def coverage(cases: Iterable[Case], spec: str) -> Coverage:
@@ -137,8 +139,8 @@ def home_of(case: Case, clause: str) -> str:
     """The specification whose file must hold ``clause`` when ``case`` cites it."""
     if clause.startswith("Q-"):
         return "queue"
-    if case.spec == "amqp091":
-        return "amqp091"
+    if case.spec == "amqp091" or case.is_about_a_face:
+        return case.spec
     if clause.startswith("RFC6455-"):
         return WEBSOCKET
     return "mqtt5" if case.spec == "queue" else case.spec

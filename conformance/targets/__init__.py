@@ -11,6 +11,7 @@ once a handshake has succeeded::
 from assay.conformance.targets.access import Access, choose_target
 from assay.conformance.targets.amqp import amqp_endpoint
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError
+from assay.conformance.targets.faces import face_endpoint
 from assay.conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -67,6 +68,7 @@ __all__ = [
     "Tls",
     "amqp_endpoint",
     "choose_target",
+    "face_endpoint",
     "free_port",
     "greet",
     "handshake",

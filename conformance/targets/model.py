@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
 import re
@@ -58,6 +59,12 @@ CAPABILITIES: dict[str, str] = {
     "authentication_failure_close": "tells of bad credentials (probed from server-properties)",
     "per_consumer_qos": "counts a prefetch per consumer (probed from server-properties)",
     "direct_reply_to": "knows amq.rabbitmq.reply-to (probed from server-properties)",
+    "http": "speaks HTTP (probed where http_url is declared)",
+    "http_url": "where it speaks HTTP, http://host:port (text)",
+    "http_queues": "has the queue routes below /api/v1 (probed)",
+    "http_topics": "has GoQueue's routes: topics, groups, messages, producers (probed)",
+    "http_schemas": "has the routes of a schema registry (probed)",
+    "http_bridge": "has FluxMQ's bridge, POST /publish (probed)",
     "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
     "clock": "its clock is moved by a publish to $admin/clock/advance (the reference broker)",
     "settings": "a case may start it with settings of its own (the reference broker)",
@@ -103,6 +110,12 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "authentication_failure_close": False,
     "per_consumer_qos": False,
     "direct_reply_to": False,
+    "http": False,
+    "http_url": "",
+    "http_queues": False,
+    "http_topics": False,
+    "http_schemas": False,
+    "http_bridge": False,
     "queues": False,
     "clock": False,
     "settings": False,
@@ -194,6 +207,14 @@ class Endpoint(_Part, frozen=True, kw_only=True):
     tls: Tls | None = None
 
     @property
+    def basic(self) -> dict[str, str]:
+        """The header of HTTP Basic (RFC 7617) for its credentials; empty without any."""
+        if self.username is None:
+            return {}
+        secret = base64.b64encode(f"{self.username}:{self.password or ''}".encode()).decode()
+        return {"authorization": f"Basic {secret}"}
+
+    @property
     def server_name(self) -> str | None:
         """The name that the certificate must hold; None without TLS."""
         return None if self.tls is None else self.tls.server_name or self.host
@@ -226,9 +247,9 @@ def read_password(variable: str, path: str) -> str | None:
 class StartHook(_Part, frozen=True, kw_only=True):
     """How to start the broker.
 
-    In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}`` (both free),
-    ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}`` and ``{packages}`` (where
-    ``npm`` and ``maven`` are installed) are filled in.
+    In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}``, ``{http_port}`` (all
+    free), ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}`` and ``{packages}``
+    (where ``npm`` and ``maven`` are installed) are filled in.
     """
 
     command: tuple[str, ...]
@@ -236,7 +257,7 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """Files to write into the temporary folder ``{dir}`` first, by name."""
     port_from: Literal["free", "stdout"] = "free"
     """``free``: the bench picks the ports. ``stdout``: the first line is JSON with ``host``, ``port`` and, perhaps,
-    ``websocket_port``."""
+    ``websocket_port`` and ``http_port``."""
     ready_timeout_s: float = 15.0
     """Time until an MQTT handshake must succeed."""
     stop: tuple[str, ...] = ()
@@ -334,6 +355,8 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
         elif name == "data_dir" and value and (target.start is None or not str(value).startswith("{dir}")):
             problems.append("capabilities.data_dir must lie below {dir}, the folder of a broker with a [start] table")
+        elif name == "http_url" and value and not str(value).startswith(("http://", "https://")):
+            problems.append(f"capabilities.http_url must begin with http:// or https://, not {value!r}")
         elif name == "websocket_url" and value and not str(value).startswith(("ws://", "wss://")):
             problems.append(f"capabilities.websocket_url must begin with ws:// or wss://, not {value!r}")
     if not target.is_ours and any(target.capabilities.get(name, False) for name in PRIVATE - {"restart"}):

@@ -9,13 +9,15 @@ import uuid
 
 from assay.conformance.targets.amqp import EXTENSIONS, amqp_endpoint, amqp_handshake, stated
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
+from assay.conformance.targets.faces import HTTP_APIS, HTTP_URL, face_endpoint, http_found, http_request, is_told
 from assay.conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
 from assay.conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.conformance.wire.http import HTTP_11
 
 HANDSHAKE_TIMEOUT_S = 5.0
 _MQTT = (("mqtt311", 4), ("mqtt5", 5))
-_SPOKEN = ("mqtt311", "mqtt5", "amqp091")
+_SPOKEN = ("mqtt311", "mqtt5", "amqp091", "http")
 
 
 def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connack:
@@ -63,20 +65,27 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
 
 
 def greet(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
-    """A handshake of that version of MQTT, or of AMQP 0.9.1. Raises :class:`ProbeError` unless it is accepted."""
+    """A handshake of that version of MQTT, or of AMQP 0.9.1, or any answer by HTTP.
+
+    Raises :class:`ProbeError` unless it is accepted.
+    """
     if version == AMQP_091:
         amqp_handshake(endpoint, timeout_s=timeout_s)
+    elif version == HTTP_11:
+        http_request(endpoint, "GET", "/health", timeout_s=timeout_s)
     else:
         handshake(endpoint, version, timeout_s=timeout_s)
 
 
 def greetings(target: Target, endpoint: Endpoint) -> list[tuple[int, Endpoint]]:
     """What may be tried on the broker, and where: nothing that the target file denies, AMQP where nothing else may be
-    or the file names it."""
+    or the file names it, HTTP where the file says where."""
     said = target.capabilities
     found = [(version, endpoint) for name, version in _MQTT if said.get(name) is not False]
     asks = said.get("amqp091") or not found or not (target.start or said)
-    return found + ([(AMQP_091, amqp_endpoint(endpoint, said))] if asks and said.get("amqp091") is not False else [])
+    found += [(AMQP_091, amqp_endpoint(endpoint, said))] if asks and said.get("amqp091") is not False else []
+    url = str(said.get(HTTP_URL, ""))
+    return found + ([(HTTP_11, face_endpoint(endpoint, url))] if is_told(url) and said.get("http") is not False else [])
 
 
 def _amqp_found(target: Target, endpoint: Endpoint, timeout_s: float) -> dict[str, CapabilityValue]:
@@ -135,9 +144,17 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TI
             speaks = True
         except ProbeError as error:
             errors.append(str(error))
+    for version, where in greetings(target, endpoint):
+        if version == HTTP_11:
+            try:
+                found |= http_found(where, timeout_s=timeout_s)
+                speaks = True
+            except ProbeError as error:
+                errors.append(str(error))
     if not speaks:
         raise ProbeError("; ".join(errors))
     shown = _stated(connack) if connack is not None else {}
+    shown |= {name: found[name] for name in HTTP_APIS}
     for name, value in {**target.capabilities, **shown}.items():
         if name in _SPOKEN or name in EXTENSIONS.values():
             continue

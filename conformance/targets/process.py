@@ -46,6 +46,8 @@ _DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*|\(devel\)")
 
 
+FURTHER_PORTS = ("websocket_port", "http_port")
+"""Of brokers that listen in several places: placeholders of target files, and fields of ready lines."""
 Damage = Callable[[], None]
 """What is done to the data of a broker while it is dead."""
 
@@ -72,7 +74,7 @@ class RunningTarget:
         process: subprocess.Popen[bytes] | None = None,
         version: str = "",
         log: Path | None = None,
-        second_port: int = 0,
+        ports: Mapping[str, int] | None = None,
         restart: Callable[[float, Damage], Endpoint] | None = None,
         renew: Callable[[], Endpoint] | None = None,
         drain: threading.Thread | None = None,
@@ -81,8 +83,8 @@ class RunningTarget:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
         self._find_pid = find_pid
         self._drain = drain
-        self.second_port = second_port
-        """What ``{websocket_port}`` stood for; 0 = unknown."""
+        self.ports = ports or {}
+        """What the placeholders of :data:`FURTHER_PORTS` stood for; 0 = unknown."""
         self._restart = restart
         self._renew = renew
         self.process = process
@@ -180,9 +182,11 @@ def packages_folder(target_name: str) -> Path:
     return Path(cache).absolute() / "packages" / target_name
 
 
-def placeholders(folder: Path, target_name: str = "", *, port: int = 0, websocket_port: int = 0) -> dict[str, str]:
-    """What the placeholders of a target file stand for."""
-    ports = {"{port}": str(port), "{websocket_port}": str(websocket_port)}
+def placeholders(
+    folder: Path, target_name: str = "", *, port: int = 0, further: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """What the placeholders of a target file stand for; ``further``: by the names of :data:`FURTHER_PORTS`."""
+    ports = {"{port}": str(port), **{f"{{{name}}}": str((further or {}).get(name, 0)) for name in FURTHER_PORTS}}
     folders = {"{dir}": str(folder), "{packages}": str(packages_folder(target_name))}
     return {**ports, **folders, "{python}": sys.executable}
 
@@ -209,7 +213,13 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     websocket_port: int = 0
+    http_port: int = 0
     version: str = ""
+
+    @property
+    def further(self) -> dict[str, int]:
+        """The ports beside the first."""
+        return {name: getattr(self, name) for name in FURTHER_PORTS}
 
 
 def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadline: float) -> ReadyLine:
@@ -333,11 +343,12 @@ def _launch(
         raise TargetStartError(message)
     host = target.endpoint.host
     if before is not None:
-        port, websocket_port = before.endpoint.port, before.second_port
+        port, further = before.endpoint.port, before.ports
     else:
         picked = hook.port_from == "free"
-        port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
-    values = placeholders(folder, target.name, port=port, websocket_port=websocket_port)
+        port, *others = [free_port(host) if picked else 0 for _ in ("port", *FURTHER_PORTS)]
+        further = dict(zip(FURTHER_PORTS, others, strict=True))
+    values = placeholders(folder, target.name, port=port, further=further)
     values["{spare_port}"] = str(free_port(host))
     for name, text in hook.files.items() if before is None else ():
         (folder / name).write_text(fill(text, values), encoding="utf-8")
@@ -366,7 +377,8 @@ def _launch(
                 process.stdout.close()
                 raise
             host, port, version = ready.host, ready.port, ready.version
-            values = placeholders(folder, target.name, port=port, websocket_port=ready.websocket_port)
+            further = ready.further
+            values = placeholders(folder, target.name, port=port, further=further)
             drain = _drain(process.stdout, log)
         endpoint = msgspec.structs.replace(target.endpoint, host=host, port=port)
         _await_handshake(with_ports(target, values), endpoint, process, deadline)
@@ -385,7 +397,7 @@ def _launch(
         process=process,
         version=version or installed_version(target),
         log=log,
-        second_port=int(values["{websocket_port}"]),
+        ports=further,
         drain=drain,
     )
 

@@ -90,7 +90,7 @@ class _Broker(NamedTuple):
         process = BrokerProcess(self.target.pid)
         if not self.amqp:
             return WORKLOADS[case](self.target.endpoint, plan, process)
-        endpoint = msgspec.structs.replace(self.target.endpoint, port=self.target.second_port)
+        endpoint = msgspec.structs.replace(self.target.endpoint, port=self.target.ports["websocket_port"])
         return AMQP_WORKLOADS[case](endpoint, plan, process)
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 import msgspec
 
 from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.config import Scope
-from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm, StoredAs
 from assay.reference_broker.queues.messages.address import parse_message_id, topic_of
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.routing.carried import is_mqtt_text, is_mqtt_topic
 from assay.reference_broker.routing.message import Message
 
 
@@ -59,6 +61,7 @@ async def publish(
             raise message.problem
         name = caller.queue(queue, Scope.WRITE, message.routing_key)
         topic = topic_of(name, message.routing_key)
+        check_carried(topic, (message.content_type, message.key), message.headers)
         address = QueueAddress(queue=name, routing_key=message.routing_key, bound=engine.bound_to(topic, name))
         headers = message.headers if message.key is None else ((PARTITION_KEY, message.key), *message.headers)
         sent = Message(
@@ -78,6 +81,17 @@ async def publish(
     ]
     errors = await turns.each_confirmed(starts)
     return [_became(caller, place, error) for place, error in zip(told, errors, strict=True)]
+
+
+def check_carried(topic: str, texts: Iterable[str | None], headers: Iterable[tuple[str, str]]) -> None:
+    """Consumers of MQTT must be able to get a message, whoever published it: its topic is no filter, and no text of it
+    has U+0000 or is longer than a field of theirs. Raises :class:`QueueError` (BAD_ADDRESS, BAD_OPTION)."""
+    if not is_mqtt_topic(topic):
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, f"{topic[:80]!r} has a wildcard or U+0000, or is too long")
+    for text in (*texts, *chain.from_iterable(headers)):
+        if not is_mqtt_text(text):
+            shown = "" if text is None else text[:40]
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"{shown!r} has U+0000, or is longer than 65 535 bytes")
 
 
 _NOTHING = PublishOptions()

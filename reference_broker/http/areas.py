@@ -54,9 +54,10 @@ def body(kind: type[_T]) -> Any:
     return Depends(read)
 
 
-def answered(result: object, status: int = 200) -> Response:
-    """A struct as JSON."""
-    return Response(msgspec.json.encode(result), status, media_type=JSON)
+def answered(result: object, status: int = 200, retry_after_s: int | None = None) -> Response:
+    """A struct as JSON; ``retry_after_s``: when the same may be asked again."""
+    headers = None if retry_after_s is None else {"retry-after": str(retry_after_s)}
+    return Response(msgspec.json.encode(result), status, headers, media_type=JSON)
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,12 @@ import binascii
 from datetime import UTC, datetime
 
 import msgspec
+from fastapi.responses import Response
 
 from assay.reference_broker.api.consumers import Taken
-from assay.reference_broker.api.problems import Problem, problem_of
+from assay.reference_broker.api.problems import PROBLEMS, Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage
+from assay.reference_broker.http.areas import answered
 from assay.reference_broker.queues import PublishOptions, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.durations import parse_duration_ms, parse_time_ms
 from assay.reference_broker.queues.messages.lanes import named
@@ -104,12 +106,16 @@ def result_of(became: Became) -> PublishResult:
     return PublishResult(message_id=became.message_id, partition=became.partition, offset=became.offset)
 
 
-def status_of(results: list[Became]) -> int:
-    """200 when all were accepted, 207 when some were, else what the first was refused with."""
+def published(told: object, results: list[Became]) -> Response:
+    """The answer to a publish, with what is told of each message.
+
+    200 when all were accepted, 207 when some were, else what the first was refused with, and when to come back.
+    """
     errors = [each.error for each in results if each.error is not None]
-    if not errors:
-        return 200
-    return 207 if len(errors) < len(results) else problem_of(errors[0]).status
+    if not errors or len(errors) < len(results):
+        return answered(told, 207 if errors else 200)
+    row = PROBLEMS[errors[0].code]
+    return answered(told, row.status, row.retry_after_s)
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

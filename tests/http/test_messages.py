@@ -260,3 +260,50 @@ def test_scopes_of_messages(guarded: Served) -> None:
     reader = guarded.client(1, authorization="Bearer assay_reader")
     assert reader.post("/api/v1/queues/orders/messages", json={"messages": [{"payload": "x"}]}).status_code == 403
     assert reader.post("/api/v1/queues/orders/consume", json={"group": "r"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"headers": {"h": "a\0b"}},
+        {"headers": {"h": "x" * 65_536}},
+        {"headers": {"é" * 32_768: "x"}},
+        {"key": "a\0b"},
+        {"content_type": "a\0b"},
+        {"routing_key": "a\0b"},
+        {"routing_key": "a/#"},
+        {"routing_key": "x" * 65_536},
+    ],
+)
+def test_what_no_consumer_of_mqtt_could_be_sent_is_refused(served: Served, more: dict[str, Any]) -> None:
+    """Its delivery would be malformed, or would stop the turn that makes it."""
+    client = served.client()
+    answer = client.post(
+        "/api/v1/queues/carried/messages", json={"messages": [{"payload": "a", **more}, {"payload": "b"}]}
+    )
+    assert answer.status_code == 207
+    assert answer.json()["results"][0]["error"]["code"] in ("bad_option", "bad_address")
+    bridged = {"topic": "a", "properties": {"h": "a\0b"}}, {"topic": "a\0b"}, {"topic": "x" * 65_536}
+    assert [client.post("/publish", json=each).status_code for each in bridged] == [400, 400, 400]
+
+
+def test_a_dead_letter_can_be_sent_to_anybody_whatever_was_said_of_it(served: Served) -> None:
+    client = served.client()
+    queue = "/api/v1/queues/letters"
+    client.post(f"{queue}/messages", json={"messages": [{"payload": "a"}]})
+    taken = client.post(f"{queue}/consume", json={"group": "g", "consumer": "c\0", "wait_s": 5}).json()["messages"][0]
+    settled = {"outcome": "reject", "receipts": [taken["receipt"]], "reason": "no\0reason"}
+    assert client.post(f"{queue}/settle", json=settled).status_code == 200
+    (letter,) = client.get("/api/v1/queues/dlq%2Fletters/messages").json()["messages"]
+    assert letter["headers"]["_dlq_reason"] == "no\N{REPLACEMENT CHARACTER}reason"
+    assert "\0" not in str(letter["headers"])
+
+
+@pytest.mark.parametrize("path", ["/api/v1/queues/full/messages", "/topics/full/messages"])
+def test_a_publish_that_a_full_queue_refuses_says_when_to_come_back(served: Served, path: str) -> None:
+    client = served.client()
+    client.post("/api/v1/queues", json={"name": "full", "settings": {"partitions": 1, "max_depth": 1}})
+    one = {"messages": [{"payload": "a"} if "queues" in path else {"value": "a"}]}
+    client.post(path, json=one)
+    refused = client.post(path, json=one)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import Query
 
+from assay.reference_broker.api.publishing import check_carried
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import SLASH, Area, Asked, Call, body
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
@@ -46,6 +47,7 @@ async def _publish(call: Call, wanted: Publication) -> Published:
     caller, service = call.caller, call.service
     try:
         validate_topic(wanted.topic)
+        check_carried(wanted.topic, (), wanted.properties.items())
     except TopicError as error:
         raise QueueError(_Q.BAD_ADDRESS, str(error)) from error
     driver, now = service.turn()

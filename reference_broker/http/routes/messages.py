@@ -15,14 +15,14 @@ from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.publishing import publish
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Name, answered, body
+from assay.reference_broker.http.areas import Area, Asked, Name, body
 from assay.reference_broker.http.shapes import (
     Publish,
     PublishResult,
     Received,
+    published,
     received,
     result_of,
-    status_of,
     stored,
 )
 from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
@@ -156,7 +156,7 @@ async def publish_messages(
     """Publish messages, in order."""
     check_batch(call.service, len(wanted.messages))
     results = await publish(call.service, call.caller, queue, [each.read() for each in wanted.messages])
-    return answered(PublishAnswer(results=[result_of(each) for each in results]), status_of(results))
+    return published(PublishAnswer(results=[result_of(each) for each in results]), results)
 
 
 @AREA.post(

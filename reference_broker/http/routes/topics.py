@@ -14,9 +14,9 @@ from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage, publish
 from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
+from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS, check_batch
-from assay.reference_broker.http.shapes import Publish, status_of, text_of, timestamp
+from assay.reference_broker.http.shapes import Publish, published, text_of, timestamp
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage, delay_id_of, parse_delay_id
@@ -240,7 +240,7 @@ async def publish_to_topic(call: Asked, topic: Name, wanted: Annotated[TopicPubl
     results = await publish(call.service, call.caller, queue, [each.read() for each in wanted.messages])
     now = call.service.turn()[1]
     told = [_result(call, each, became, now) for each, became in zip(wanted.messages, results, strict=True)]
-    return answered(TopicPublished(results=told), status_of(results))
+    return published(TopicPublished(results=told), results)
 
 
 def _result(call: Call, message: TopicMessage, became: Became, now: float) -> TopicResult:

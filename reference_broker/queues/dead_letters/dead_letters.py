@@ -62,8 +62,8 @@ def dead_letter_message(
         (ORIGINAL_ID, message_id_of(queue, partition, entry.offset)),
         (GROUP, group),
         (DELIVERY_COUNT, str(entry.delivery_count)),
-        (CONSUMER, entry.last_consumer),
-        (REASON, reason[:_MAX_REASON_CHARACTERS]),
+        (CONSUMER, carried(entry.last_consumer)),
+        (REASON, carried(reason)),
         (ENQUEUED_AT, rfc3339(stored.enqueued_at)),
         (FIRST_DELIVERED_AT, rfc3339(entry.first_delivered_at) if entry.first_delivered_at else ""),
         (LAST_DELIVERED_AT, rfc3339(entry.claimed_at) if entry.claimed_at else ""),
@@ -79,10 +79,15 @@ def refused_letter(queue: str, routing_key: str, message: Message, reason: str, 
         (ORIGINAL_QUEUE, queue),
         (ORIGINAL_TOPIC, message.topic),
         (DELIVERY_COUNT, "0"),
-        (REASON, reason),
+        (REASON, carried(reason)),
         (MOVED_AT, rfc3339(now)),
     )
     return _letter(queue, routing_key, message, history)
+
+
+def carried(text: str) -> str:
+    """What others have written, as a text that consumers of every protocol may be sent."""
+    return text[:_MAX_REASON_CHARACTERS].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _letter(queue: str, routing_key: str, message: Message, history: tuple[tuple[str, str], ...]) -> Message:

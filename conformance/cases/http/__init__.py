@@ -1,0 +1,1 @@
+"""Cases of the HTTP APIs: the queue routes, GoQueue's, FluxMQ's bridge, the schema registry."""

@@ -1,0 +1,294 @@
+"""What an HTTP case works with, and its decorator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+from urllib.parse import quote
+
+from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
+from assay.conformance.http.client import Answer, Headers, HttpClient, HttpConnection, basic
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
+from assay.conformance.targets import Damage, Endpoint, unharmed
+from assay.conformance.wire.http import HttpAnswer
+
+HttpCaseFunction = Callable[["HttpContext"], Awaitable[None]]
+QUEUES, TOPICS, BRIDGE, SCHEMAS = "http_queues", "http_topics", "http_bridge", "http_schemas"
+"""The APIs, as capabilities."""
+API = "/api/v1"
+PROBLEM = "application/problem+json"
+Message = Mapping[str, Any] | str
+
+
+def http_case(
+    case_id: str,
+    *needs: str,
+    clauses: tuple[str, ...],
+    mutant: str,
+    level: Level = "MUST",
+    requires: tuple[str, ...] = (),
+    near_miss: str = "",
+    kills: tuple[str, ...] = (),
+    settings: dict[str, Any] | None = None,
+    together: bool = False,
+    limit_s: float = DEFAULT_LIMIT_S,
+) -> Callable[[HttpCaseFunction], HttpCaseFunction]:
+    """Register a case ``http/<case_id>``; ``needs``: the APIs. See :func:`assay.conformance.case.case`."""
+    register = case(
+        f"http/{case_id}",
+        clauses=clauses,
+        level=level,
+        requires=(*needs, *requires),
+        mutant=mutant,
+        near_miss=near_miss,
+        kills=kills,
+        settings=settings,
+        together=together,
+        limit_s=limit_s,
+    )
+
+    def decorate(function: HttpCaseFunction) -> HttpCaseFunction:
+        register(cast(CaseFunction, function))
+        return function
+
+    return decorate
+
+
+class HttpContext(CaseContext):
+    """Clients, names nobody else uses, checks, and the transcript, for HTTP. Its ``endpoint`` is that of MQTT."""
+
+    keeps_all_transcripts = False
+
+    def __init__(self, *arguments: Any, where: Callable[[], Endpoint], **named: Any) -> None:
+        """``where`` the broker speaks HTTP now: a restart may move it."""
+        super().__init__(*arguments, **named)
+        self.mqtt_version = 5
+        self._where = where
+        self._http: list[HttpConnection] = []
+        self._made: dict[str, None] = {}
+        """Paths that delete what the case has made."""
+        self.me = self.client("c1")
+
+    # Clients
+
+    @property
+    def authority(self) -> str:
+        """Host and port, for the header Host."""
+        place = self._where()
+        return f"{place.host}:{place.port}"
+
+    def client(self, name: str = "", headers: Headers | None = None, *, anonymous: bool = False) -> HttpClient:
+        """A client with the target's credentials; ``anonymous``: without any."""
+        said: dict[str, str] = {}
+        place = self._where()
+        if not anonymous and place.username is not None:
+            said = basic(place.username, place.password or "")
+        self._names += 1
+        return HttpClient(self, name or f"c{self._names}", {**said, **(headers or {})})
+
+    @property
+    def greeted(self) -> Endpoint:
+        return self._where()
+
+    async def open_http(self) -> HttpConnection:
+        """A connection. Raises :class:`TargetUnreachableError`."""
+        place = self._where()
+        begin = asyncio.get_running_loop().create_connection
+        try:
+            _, connection = await self.patiently(
+                lambda: begin(
+                    HttpConnection, place.host, place.port, ssl=place.tls_context, server_hostname=place.server_name
+                ),
+                looks_again=False,
+            )
+        except OSError as error:
+            message = f"cannot connect to {place.host}:{place.port}: {error or type(error).__name__}"
+            raise TargetUnreachableError(message) from error
+        self._http.append(connection)
+        return connection
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._http) or super().connected
+
+    def close(self) -> None:
+        super().close()
+        for connection in self._http:
+            connection.abort()
+
+    async def restart(self, damage: Damage = unharmed) -> None:
+        """End the broker, and start it again on its data; the connections are lost."""
+        await super().restart(damage)
+        for connection in self._http:
+            connection.abort()
+
+    async def delete_leftovers(self) -> None:
+        """Delete what the case has made, whatever became of it."""
+        cleaner = self.client("cleaner")
+        for path in reversed(self._made):
+            with contextlib.suppress(CaseFailureError):
+                await cleaner.delete(path)
+        cleaner.close()
+
+    def leaves(self, path: str) -> None:
+        """To be deleted behind the case."""
+        self._made[path] = None
+
+    async def answer_or_end(self, connection: HttpConnection, what: str) -> HttpAnswer | None:
+        """The next answer on a connection; None = it has ended."""
+        try:
+            return await self.patiently(connection.answers.get)
+        except TimeoutError:
+            self.fail(f"expected an answer, or the end of the connection, for {what}; seen neither{self.looked_on}")
+
+    async def ends(self, connection: HttpConnection, what: str) -> None:
+        """A connection must end, whatever is answered before."""
+        while await self.answer_or_end(connection, what) is not None:
+            pass
+
+    # Names and steps
+
+    def name(self, what: str = "q") -> str:
+        """A name that nobody else uses."""
+        self._names += 1
+        return f"assay-{self._token}-{what}{self._names}"
+
+    async def queue(self, **settings: Any) -> str:
+        """A new queue with one partition, unless settings of the reference broker's say otherwise; its name."""
+        name = self.name()
+        self.leaves(f"{API}/queues/{name}")
+        answer = await self.me.post(f"{API}/queues", {"name": name, "settings": {"partitions": 1, **settings}})
+        self.status(answer, 201, 200)
+        return name
+
+    async def topic_named(self, partitions: int = 1, **more: Any) -> str:
+        """A new topic of GoQueue's; its name."""
+        name = self.name("t")
+        self.leaves(f"/topics/{name}")
+        answer = await self.me.post("/topics", {"name": name, "num_partitions": partitions, **more})
+        self.status(answer, 201)
+        return name
+
+    async def fill(self, queue: str, *messages: Message) -> Answer:
+        """Publish to a queue, all of which must be taken."""
+        told = [{"payload": each} if isinstance(each, str) else each for each in messages]
+        answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/messages", {"messages": told})
+        self.status(answer, 200)
+        return answer
+
+    async def publish_to(self, topic: str, *messages: Message) -> Answer:
+        """The same of GoQueue's API."""
+        told = [{"value": each} if isinstance(each, str) else each for each in messages]
+        answer = await self.me.post(f"/topics/{topic}/messages", {"messages": told})
+        self.status(answer, 200)
+        return answer
+
+    async def take(
+        self, queue: str, count: int = 1, *, group: str = "g", wait_s: float = 0.0, **more: Any
+    ) -> list[dict[str, Any]]:
+        """Consume up to so many messages."""
+        asked = {"group": group, "max_messages": count, "wait_s": wait_s, **more}
+        answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/consume", asked)
+        self.status(answer, 200)
+        return cast(list[dict[str, Any]], answer.at("messages", kind=list))
+
+    async def take_all(self, queue: str, count: int, *, at_once: int = 1_000, **more: Any) -> list[dict[str, Any]]:
+        """Consume until so many messages have come, at most so many at once."""
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            some = await self.take(queue, min(at_once, count - len(found)), wait_s=5.0, **more)
+            self.must(bool(some), f"expected {count} messages of {queue}; seen {len(found)}: {payloads(found)}")
+            found += some
+        return found
+
+    async def consumer_is_there(self, queue: str, group: str) -> None:
+        """A group of the queue must soon have a consumer: the request of one has arrived."""
+        deadline = asyncio.get_running_loop().time() + self.remaining_s()
+        while asyncio.get_running_loop().time() < deadline:
+            answer = await self.me.get(f"{API}/queues/{queue}/consumers")
+            if any(each.get("group") == group for each in answer.at("consumers", kind=list)):
+                return
+        self.fail(f"expected a consumer of {queue} in {group}; seen none")
+
+    async def none_left(self, queue: str, *, group: str = "g", **more: Any) -> None:
+        """A group must get nothing more of a queue now."""
+        found = await self.take(queue, 10, group=group, **more)
+        self.must(not found, f"expected no message of {queue} for {group}; seen {payloads(found)}")
+
+    async def settle(self, queue: str, outcome: str, *messages: Mapping[str, Any], **more: Any) -> Answer:
+        """Settle what was consumed."""
+        asked = {"outcome": outcome, "receipts": [each["receipt"] for each in messages], **more}
+        return await self.me.post(f"{API}/queues/{quote(queue, safe='')}/settle", asked)
+
+    async def done(self, queue: str, outcome: str, *messages: Mapping[str, Any], **more: Any) -> None:
+        """Likewise, which must be answered with 200."""
+        self.status(await self.settle(queue, outcome, *messages, **more), 200)
+
+    async def join(self, group: str, *topics: str, client: str = "me") -> Answer:
+        """Become a member of a group of GoQueue's."""
+        answer = await self.me.post(f"/groups/{group}/join", {"client_id": client, "topics": list(topics)})
+        self.status(answer, 200, 201)
+        return answer
+
+    async def poll(self, group: str, member: str, wait: str = "0s", limit: int = 100) -> Answer:
+        """Poll for a member; ``wait`` as GoQueue writes it."""
+        target = f"/groups/{group}/poll?member_id={quote(member, safe='')}&timeout={wait}&limit={limit}"
+        answer = await self.me.get(target)
+        self.status(answer, 200)
+        return answer
+
+    async def poll_until(self, group: str, member: str, count: int) -> list[dict[str, Any]]:
+        """Poll until so many messages of the first topic have come, of whatever partition."""
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            answer = await self.poll(group, member, "5s", count - len(found))
+            some = [each for part in answer.at("messages", kind=dict).values() for each in part]
+            self.must(bool(some), f"expected {count} messages for {member}; seen {len(found)}")
+            found += some
+        return found
+
+    # Checks
+
+    def status(self, answer: Answer, *allowed: int) -> None:
+        """The answer must have one of these."""
+        wanted = " or ".join(map(str, allowed))
+        self.must(answer.status in allowed, f"expected {wanted}; seen {answer}")
+
+    def same(self, what: str, seen: Any, wanted: Any) -> None:
+        """A value must be this one."""
+        self.must(seen == wanted, f"expected {what} to be {wanted!r}; seen {seen!r}")
+
+    def refused(self, answer: Answer, statuses: int | Iterable[int], *codes: str) -> None:
+        """It must be a problem (RFC 9457) with one of these statuses and codes."""
+        allowed = (statuses,) if isinstance(statuses, int) else tuple(statuses)
+        self.status(answer, *allowed)
+        kind = answer.header("content-type").partition(";")[0].strip().lower()
+        self.must(kind == PROBLEM, f"expected content of type {PROBLEM}; seen {kind or 'none'} with {answer}")
+        self.same("the member status", answer.at("status"), answer.status)
+        self.must(bool(answer.at("title", kind=str)), f"expected a title; seen {answer}")
+        code = answer.at("code", kind=str)
+        self.must(not codes or code in codes, f"expected the code {' or '.join(codes)}; seen {answer}")
+
+    def publish_refused(self, answer: Answer, status: int, code: str = "") -> None:
+        """A publish was refused as a whole: by a problem, or by what became of each message."""
+        self.status(answer, status)
+        told = answer.json.get("results") or [{"error": answer.json}]
+        for each in told:
+            problem = each.get("problem") or each.get("error")
+            self.must(
+                isinstance(problem, dict) and problem.get("status") == status, f"expected {status}; seen {answer}"
+            )
+            self.must(not code or problem["code"] == code, f"expected the code {code}; seen {answer}")
+
+    def refused_as_goqueue(self, answer: Answer, *statuses: int) -> None:
+        """It must have one of these statuses, and tell it with a text in GoQueue's form."""
+        self.status(answer, *statuses)
+        self.must(bool(answer.at("error", kind=str)), f"expected a text in error; seen {answer}")
+        self.same("the member status", answer.at("status", kind=int), answer.status)
+
+
+def payloads(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Of messages of the queue routes, or of GoQueue's."""
+    return [each.get("payload", each.get("value")) for each in messages]

@@ -1,0 +1,82 @@
+"""Ask a broker for its faces of requests and answers: does it speak HTTP, and which of the APIs?"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
+from assay.conformance.targets.model import CapabilityValue, Endpoint
+from assay.conformance.wire.http import AnswerReader, HttpAnswer, MalformedHttpError, encode_request
+
+HTTP_URL: Final = "http_url"
+_HTTP_PORT, _HTTPS_PORT = 80, 443
+HTTP_APIS: Final = {
+    "http_queues": ("GET", "/api/v1/queues", b"queues"),
+    "http_topics": ("GET", "/topics", b"topics"),
+    "http_schemas": ("GET", "/subjects", b"["),
+    "http_bridge": ("POST", "/publish", b""),
+}
+"""A request to each API, and what must be in an answer of 200. One that is refused is there; 404 says it is not."""
+
+
+def is_told(url: str) -> bool:
+    """Whether a target says where this is: port 0 stands for a listener that was not started."""
+    return bool(url) and urlsplit(url).port != 0
+
+
+def face_endpoint(endpoint: Endpoint, url: str) -> Endpoint:
+    """Where a broker has a face, with the credentials of the target."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    port = parts.port or (_HTTPS_PORT if secure else _HTTP_PORT)
+    tls = endpoint.tls if secure else None
+    return msgspec.structs.replace(endpoint, host=parts.hostname or endpoint.host, port=port, tls=tls)
+
+
+def http_request(endpoint: Endpoint, method: str, path: str, *, timeout_s: float) -> HttpAnswer:
+    """One request on a fresh connection. Raises :class:`ProbeError` without an answer."""
+    where = f"{endpoint.host}:{endpoint.port}"
+    deadline = time.monotonic() + timeout_s
+    reader = AnswerReader()
+    reader.expect(method)
+    headers = {"host": where, "connection": "close", "content-type": "application/json", **endpoint.basic}
+    try:
+        with connected(endpoint, timeout_s) as sock:
+            sock.sendall(encode_request(method, path, headers, b"" if method == "POST" else None))
+            while True:
+                sock.settimeout(max(0.01, deadline - time.monotonic()))
+                data = sock.recv(65_536)
+                found = [*reader.feed(data)] if data else [each for each in (reader.end(),) if each is not None]
+                if found:
+                    return found[0]
+                if not data:
+                    message = f"{where} closed the connection in place of an answer to {method} {path}"
+                    raise ProbeError(message)
+    except TimeoutError as error:
+        message = f"{where} did not answer {method} {path} within {timeout_s:g} s"
+        raise ProbeError(message) from error
+    except ssl.SSLError as error:
+        message = f"{where} cannot be reached by TLS: {error}"
+        raise ProbeError(message) from error
+    except OSError as error:
+        message = f"{where} cannot be reached: {error.strerror or error}"
+        raise ProbeError(message) from error
+    except MalformedHttpError as error:
+        message = f"{where} answered {method} {path} with what is no HTTP/1.1: {error}"
+        raise StrangeAnswerError(message) from error
+
+
+def http_found(endpoint: Endpoint, *, timeout_s: float) -> Mapping[str, CapabilityValue]:
+    """What it can over HTTP. Raises :class:`ProbeError` where it does not speak that."""
+    http_request(endpoint, "GET", "/health", timeout_s=timeout_s)
+    found: dict[str, CapabilityValue] = {"http": True}
+    for name, (method, path, sign) in HTTP_APIS.items():
+        answer = http_request(endpoint, method, path, timeout_s=timeout_s)
+        found[name] = answer.head.status != 404 and (answer.head.status != 200 or sign in answer.body)
+    return found
