@@ -331,7 +331,7 @@ _compares(
 _compares(
     "http-levels-are-not-transitive",
     "the latest version alone is asked",
-    lambda found: found._replace(versions=found.versions[-1:]),
+    lambda found: found._replace(versions=tuple(sorted(found.versions, key=lambda each: each[0]))[-1:]),
 )
 answers("http-nothing-follows", "no schema may follow another", "POST", _registered, 200, 409)
 
@@ -412,7 +412,14 @@ mutant("http-streams-keep", "what a stream got and did not settle stays its own"
 
 @mutant("http-streams-are-empty", "a stream brings nothing")
 def streams_are_empty(patch: Patch) -> None:
-    patch.replace(routes("streams"), "told_of", lambda _caller, _taken: routes("messages").ConsumeAnswer(messages=[]))
+    def make(poll: Any) -> Any:
+        async def nothing(self: Member, most: int, wait_s: float, gone: Any, **more: Any) -> Any:
+            found = await poll(self, most, wait_s, gone, **more)
+            return [] if more else found
+
+        return nothing
+
+    patch.wrap(Member, "poll", make)
 
 
 @mutant("http-sockets-ignore-credit", "a WebSocket gets what there is, whatever its credit")

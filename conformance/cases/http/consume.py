@@ -235,7 +235,7 @@ async def twice(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/accepted-is-gone",
+    "consume/accepted-is-gone",
     QUEUES,
     clauses=("H-SETTLE-1",),
     requires=("clock",),
@@ -257,7 +257,7 @@ async def accept(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/failed-comes-again-and-counts",
+    "consume/failed-comes-again-and-counts",
     QUEUES,
     clauses=("H-SETTLE-2",),
     requires=("clock",),
@@ -282,7 +282,7 @@ async def fail(ctx: HttpContext) -> None:
     ctx.same("its deliveries", (await ctx.take_all(queue, 1))[0]["delivery_count"], 3)
 
 
-@http_case("settle/released-comes-again-uncounted", QUEUES, clauses=("H-SETTLE-3",), mutant="http-release-is-fail")
+@http_case("consume/released-comes-again-uncounted", QUEUES, clauses=("H-SETTLE-3",), mutant="http-release-is-fail")
 async def release(ctx: HttpContext) -> None:
     """What is released comes again at once, and was not tried: its count is as before.
 
@@ -297,7 +297,7 @@ async def release(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/rejected-is-a-dead-letter",
+    "consume/rejected-is-a-dead-letter",
     QUEUES,
     clauses=("H-SETTLE-4", "H-SETTLE-5"),
     mutant="http-reject-is-accept",
@@ -323,7 +323,7 @@ async def reject(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/an-extension-moves-the-timeout",
+    "consume/an-extension-moves-the-timeout",
     QUEUES,
     clauses=("H-SETTLE-6",),
     requires=("clock",),
@@ -346,7 +346,7 @@ async def extend(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/twice-is-404-and-spares-the-others",
+    "consume/twice-is-404-and-spares-the-others",
     QUEUES,
     clauses=("H-SETTLE-7",),
     mutant="http-settling-again-is-fine",
@@ -365,7 +365,7 @@ async def again(ctx: HttpContext) -> None:
     ctx.same("what failed", payloads(await ctx.take_all(queue, 1)), ["b"])
 
 
-@http_case("settle/an-old-receipt-settles-nothing", QUEUES, clauses=("H-SETTLE-8",), mutant="http-old-receipts-settle")
+@http_case("consume/an-old-receipt-settles-nothing", QUEUES, clauses=("H-SETTLE-8",), mutant="http-old-receipts-settle")
 async def stale(ctx: HttpContext) -> None:
     """The receipt of an earlier delivery settles nothing, since its holder has lost the message.
 
@@ -382,7 +382,7 @@ async def stale(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "settle/no-receipt-is-400",
+    "consume/no-receipt-is-400",
     QUEUES,
     clauses=("H-SETTLE-9", "H-ERR-4"),
     mutant="http-bad-names-are-500",

@@ -335,7 +335,7 @@ async def _settle(ctx: HttpContext, verb: str, message: dict[str, Any], **more: 
 
 
 @http_case(
-    "acks/ack-tells-the-committed-offset",
+    "groups/ack-tells-the-committed-offset",
     TOPICS,
     clauses=("H-ACK-1", "H-ACK-7"),
     requires=("http_queues",),
@@ -360,7 +360,7 @@ async def ack(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "acks/what-is-settled-is-404",
+    "groups/what-is-settled-is-404",
     TOPICS,
     clauses=("H-ACK-2", "H-ACK-6"),
     requires=("http_queues",),
@@ -386,7 +386,7 @@ async def settled(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "acks/nack-brings-it-again-and-at-last-not",
+    "groups/nack-brings-it-again-and-at-last-not",
     TOPICS,
     clauses=("H-ACK-3", "H-ACK-4"),
     requires=("http_queues",),
@@ -412,7 +412,7 @@ async def nack(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "acks/reject-needs-a-reason",
+    "groups/reject-needs-a-reason",
     TOPICS,
     clauses=("H-ACK-5",),
     requires=("http_queues",),
@@ -439,7 +439,7 @@ async def reject(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "acks/visibility-moves-the-timeout",
+    "groups/visibility-moves-the-timeout",
     TOPICS,
     clauses=("H-ACK-6",),
     requires=("http_queues", "clock"),
@@ -462,7 +462,7 @@ async def visibility(ctx: HttpContext) -> None:
     ctx.status(await _settle(ctx, "ack", held[1]), 200)
 
 
-@http_case("acks/any-name-has-handles", TOPICS, clauses=("H-ACK-1",), mutant="http-colons-end-handles")
+@http_case("groups/any-name-has-handles", TOPICS, clauses=("H-ACK-1",), mutant="http-colons-end-handles")
 async def colons(ctx: HttpContext) -> None:
     """Messages of topics and groups with colons, dots and blanks in their names are settled by their handles.
 

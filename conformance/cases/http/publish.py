@@ -242,7 +242,7 @@ async def priorities(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "read/from-any-place-without-consuming",
+    "publish/read-from-any-place-without-consuming",
     QUEUES,
     clauses=("H-READ-1", "H-READ-2", "H-READ-3"),
     mutant="http-cursors-dropped",
@@ -269,7 +269,7 @@ async def read(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "read/browsing-shows-what-is-not-settled",
+    "publish/browsing-shows-what-is-not-settled",
     QUEUES,
     clauses=("H-READ-2", "H-READ-4"),
     mutant="http-browse-shows-newest",

@@ -311,6 +311,7 @@ async def goqueue(ctx: HttpContext) -> None:
     ctx.refused_as_goqueue(await ctx.me.post(base, {"schema": json.dumps(TEXT)}), 409)
     ctx.refused_as_goqueue(await ctx.me.post(base, {"schema": "{"}), 422)
     latest = await ctx.me.get(f"{base}/latest")
+    ctx.status(latest, 200)
     ctx.same("the latest", (latest.at("version"), json.loads(latest.at("schema", kind=str))), (1, BASE))
     told = await ctx.me.post(f"/schemas/compatibility/subjects/{subject}/versions/1", {"schema": json.dumps(TEXT)})
     ctx.same("is_compatible", told.at("is_compatible"), False)

@@ -183,7 +183,7 @@ async def partial(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "delays/not-before-its-time",
+    "topics/delayed-not-before-its-time",
     TOPICS,
     clauses=("H-DELAY-1",),
     requires=("clock",),
@@ -212,7 +212,7 @@ async def delayed(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "delays/listed-and-cancelled",
+    "topics/delayed-are-listed-and-cancelled",
     TOPICS,
     clauses=("H-DELAY-2", "H-DELAY-3"),
     requires=("clock",),
@@ -247,7 +247,7 @@ async def cancelled(ctx: HttpContext) -> None:
     ctx.same("what waits", (await ctx.me.get(f"/topics/{name}/delayed")).at("messages"), [])
 
 
-@http_case("delays/nothing-means-at-once", TOPICS, clauses=("H-DELAY-4", "H-DELAY-5"), mutant="http-no-delay-is-400")
+@http_case("topics/no-delay-means-at-once", TOPICS, clauses=("H-DELAY-4", "H-DELAY-5"), mutant="http-no-delay-is-400")
 async def at_once(ctx: HttpContext) -> None:
     """A delay of nothing, a negative one, and a time that has passed mean at once; what cannot be read is refused.
 
@@ -268,7 +268,7 @@ async def at_once(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "delays/of-the-queue-routes-likewise",
+    "topics/delays-of-the-queue-routes-likewise",
     QUEUES,
     clauses=("H-DELAY-1", "H-DELAY-2", "H-DELAY-3"),
     requires=("clock",),
@@ -298,7 +298,11 @@ async def queue_delays(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "priorities/figures-tell-what-waits", TOPICS, QUEUES, clauses=("H-PRIO-1",), mutant="http-priority-figures-shift"
+    "topics/priority-figures-tell-what-waits",
+    TOPICS,
+    QUEUES,
+    clauses=("H-PRIO-1",),
+    mutant="http-priority-figures-shift",
 )
 async def priority_figures(ctx: HttpContext) -> None:
     """Figures of priorities tell by topic and partition what is ready and what is in flight, from critical on.

@@ -18,7 +18,7 @@ _RARE = {"http": {"requests_per_s": 0.01, "request_burst": 30}}
 
 
 @http_case(
-    "limits/too-large-a-body-is-413",
+    "service/too-large-a-body-is-413",
     QUEUES,
     clauses=("H-LIMIT-1", "H-PUB-8"),
     settings=_SMALL,
@@ -50,7 +50,7 @@ async def body(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "limits/what-is-slow-or-large-is-cut",
+    "service/what-is-slow-or-large-is-cut",
     QUEUES,
     clauses=("H-LIMIT-5", "H-LIMIT-3"),
     settings=_SMALL,
@@ -76,7 +76,7 @@ async def slow(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "limits/too-often-is-429",
+    "service/too-often-is-429",
     QUEUES,
     clauses=("H-LIMIT-2", "H-ERR-8"),
     settings=_RARE,
@@ -97,7 +97,7 @@ async def rate(ctx: HttpContext) -> None:
     ctx.status(await ctx.me.get(f"{API}/version"), 200)
 
 
-@http_case("limits/what-is-no-http-harms-nobody", QUEUES, clauses=("H-LIMIT-3",), mutant="http-nonsense-unanswered")
+@http_case("service/what-is-no-http-harms-nobody", QUEUES, clauses=("H-LIMIT-3",), mutant="http-nonsense-unanswered")
 async def nonsense(ctx: HttpContext) -> None:
     """What is no HTTP is answered with 400, or the connection ends; others are served on.
 
@@ -124,7 +124,7 @@ async def nonsense(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "limits/requests-in-a-row-in-order", QUEUES, clauses=("H-LIMIT-4",), mutant="http-connections-repeat-themselves"
+    "service/requests-in-a-row-in-order", QUEUES, clauses=("H-LIMIT-4",), mutant="http-connections-repeat-themselves"
 )
 async def in_a_row(ctx: HttpContext) -> None:
     """Requests that follow one another on a connection, without waiting for answers, are answered in their order.
@@ -146,7 +146,7 @@ async def in_a_row(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "routes/unknown-ones-and-methods",
+    "service/unknown-routes-and-methods",
     QUEUES,
     clauses=("H-ERR-3", "H-ERR-6", "H-ERR-1"),
     mutant="http-no-route-is-500",
@@ -183,7 +183,9 @@ async def routes(ctx: HttpContext) -> None:
         ctx.status(await ctx.me.get(path), 400, 404)
 
 
-@http_case("health/anybody-may-ask", QUEUES, clauses=("H-HEALTH-1", "H-HEALTH-2"), mutant="http-ready-without-checks")
+@http_case(
+    "service/health-is-anybodys", QUEUES, clauses=("H-HEALTH-1", "H-HEALTH-2"), mutant="http-ready-without-checks"
+)
 async def health(ctx: HttpContext) -> None:
     """/health tells that the broker is there, /ready that it takes work, with its mode and checks.
 
@@ -201,7 +203,9 @@ async def health(ctx: HttpContext) -> None:
     ctx.must(bool(ready.at("checks")), f"expected checks; seen {ready}")
 
 
-@http_case("health/as-goqueue-has-it", TOPICS, clauses=("H-HEALTH-3", "H-HEALTH-4"), mutant="http-healthz-missing")
+@http_case(
+    "service/health-as-goqueue-has-it", TOPICS, clauses=("H-HEALTH-3", "H-HEALTH-4"), mutant="http-healthz-missing"
+)
 async def goqueue_health(ctx: HttpContext) -> None:
     """GoQueue's /healthz, /livez and /readyz are answered with 200, and /version tells what runs here.
 
@@ -217,7 +221,7 @@ async def goqueue_health(ctx: HttpContext) -> None:
 
 
 @http_case(
-    "metrics/figures-are-those-of-the-queue",
+    "service/metrics-are-those-of-the-queue",
     QUEUES,
     clauses=("H-METRIC-1",),
     mutant="http-metrics-of-nothing",
@@ -261,7 +265,7 @@ async def metrics(ctx: HttpContext) -> None:
     ctx.must("# TYPE mqtt_queue_depth gauge" in lines, "expected the type of mqtt_queue_depth")
 
 
-@http_case("metrics/the-document-is-served", QUEUES, clauses=("H-DOC-1",), mutant="http-document-without-paths")
+@http_case("service/the-document-is-served", QUEUES, clauses=("H-DOC-1",), mutant="http-document-without-paths")
 async def document(ctx: HttpContext) -> None:
     """The document of the interface is served as JSON (OpenAPI 3), with the routes of every API that is there.
 
