@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from assay.conformance.outcome import CaseFailureError
+from assay.conformance.transcript import Transcript
 from assay.conformance.wire.http import AnswerReader, HttpAnswer, MalformedHttpError, encode_request
-
-if TYPE_CHECKING:
-    from assay.conformance.http.context import HttpContext
 
 JSON = "application/json"
 _SHOWN_CHARACTERS = 400
 """Of a body, in transcripts and in what is said of a failure."""
 Headers = Mapping[str, str]
+_T = TypeVar("_T")
 
 
 class Answer:
@@ -132,10 +131,29 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-class HttpClient:
-    """Made by :meth:`HttpContext.client`."""
+class Owner(Protocol):
+    """What a client needs of the case that has made it."""
 
-    def __init__(self, ctx: HttpContext, name: str, headers: Headers) -> None:
+    transcript: Transcript
+    sent_raw: bool
+
+    @property
+    def authority(self) -> str: ...
+
+    @property
+    def looked_on(self) -> str: ...
+
+    def remaining_s(self, within_s: float | None = None) -> float: ...
+
+    async def patiently(self, wait: Callable[[], Awaitable[_T]], *, looks_again: bool = True) -> _T: ...
+
+    async def open_http(self) -> HttpConnection: ...
+
+
+class HttpClient:
+    """Made by ``HttpContext.client``."""
+
+    def __init__(self, ctx: Owner, name: str, headers: Headers) -> None:
         self.ctx, self.name, self._headers = ctx, name, dict(headers)
         self._connection: HttpConnection | None = None
 
