@@ -252,9 +252,6 @@ def _may_match_others(topic_filter: str) -> bool:
 class CaseContext:
     """What a case works with: connections, names nobody else uses, checks, and the transcript."""
 
-    keeps_all_transcripts = True
-    """Also of cases that pass."""
-
     def __init__(
         self,
         case: Case,

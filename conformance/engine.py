@@ -371,7 +371,7 @@ class Engine:
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
         return Outcome(
             result=self.expected(result),
-            transcript=tuple(ctx.transcript.lines) if ctx.keeps_all_transcripts or verdict in BAD else (),
+            transcript=tuple(ctx.transcript.lines) if verdict in BAD or not case.is_about_a_face else (),
             incidents=() if gone else tuple(ctx.incidents),
             beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
         )

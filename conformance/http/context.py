@@ -59,8 +59,6 @@ def http_case(
 class HttpContext(CaseContext):
     """Clients, names nobody else uses, checks, and the transcript, for HTTP. Its ``endpoint`` is that of MQTT."""
 
-    keeps_all_transcripts = False
-
     def __init__(self, *arguments: Any, where: Callable[[], Endpoint], **named: Any) -> None:
         """``where`` the broker speaks HTTP now: a restart may move it."""
         super().__init__(*arguments, **named)
