@@ -26,8 +26,11 @@ HTTP_APIS: Final = {
 
 
 def is_told(url: str) -> bool:
-    """Whether a target says where this is: port 0 stands for a listener that was not started."""
-    return bool(url) and urlsplit(url).port != 0
+    """Whether a target says where this is: port 0 stands for a listener that was not started, as does a placeholder."""
+    try:
+        return bool(url) and urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def face_endpoint(endpoint: Endpoint, url: str) -> Endpoint:
