@@ -6,12 +6,13 @@ from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 
 
 class FailingDisk(MemoryDisk):
-    """Refuses syncs or writes of files whose path contains some text."""
+    """Refuses syncs, writes or reads of files whose path contains some text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fail_sync = ""
         self.fail_write = ""
+        self.fail_read = ""
 
     def open(self, path: str, *, create: bool = False) -> FailingFile:
         super().open(path, create=create)
@@ -32,3 +33,8 @@ class FailingFile(MemoryFile):
     def sync(self) -> None:
         if self._disk.fail_sync and self._disk.fail_sync in self.path:
             raise OSError(5, "Input/output error")
+
+    def read_at(self, position: int, length: int) -> bytes:
+        if self._disk.fail_read and self._disk.fail_read in self.path:
+            raise OSError(5, "Input/output error")
+        return super().read_at(position, length)

@@ -546,6 +546,28 @@ def test_a_message_that_cannot_be_read_any_more_becomes_no_dead_letter_but_is_co
     assert (TraceKind.DISCARDED, "unreadable") in [(kind, fields.get("detail")) for kind, fields in bench.trace]
 
 
+@pytest.mark.parametrize("verb", ["reject", "nack"])
+def test_a_message_that_cannot_be_read_for_a_while_becomes_a_dead_letter_later(
+    bench_with: BenchWith, verb: str
+) -> None:
+    """Found by a mutant: what the disk refused to read once was given up for damaged."""
+    disk = FailingDisk()
+    bench = bench_with(disk, retry={"max_retries": 0})
+    consumer = bench.consumer()
+    bench.publish("a")
+    bench.turn()
+    disk.fail_read = "queues/q/partitions"
+    bench.engine._queues["q"].partitions[0].cached.clear()
+    outcome = getattr(consumer, verb)(consumer.got[0])
+    bench.turn()
+    assert outcome.failed
+    disk.fail_read = ""
+    bench.advance(60.0)
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.groups[0].unreadable, stats.groups[0].dead_lettered) == (0, 0, 1)
+    assert (TraceKind.DISCARDED, "unreadable") not in [(kind, fields.get("detail")) for kind, fields in bench.trace]
+
+
 def test_partitions_can_be_added_but_not_removed(bench_with: BenchWith) -> None:
     disk = MemoryDisk()
     bench = bench_with(disk, partitions=3)
