@@ -483,6 +483,10 @@ class Oracle:
                 letter.tells = False
         if copy not in self._dying:  # a circle ends here
             self._dying.append(copy)
+            reached = self._reached_by_letters(copy)
+            for letter in copy.letters:
+                # It may not have died before the way went.
+                letter.likely = letter.likely and letter.queue.name in reached
             made = self._letters(copy, reason, {letter.queue.name for letter in copy.letters})
             for letter in copy.letters:
                 if letter.letters is not None and letter.place is Place.READY:
@@ -507,7 +511,7 @@ class Oracle:
         deaths = with_death(copy.deaths, queue.name, reason)
         key = queue.letter_key or copy.key
         every = [key] if queue.letter_key else [key, *message.keys]
-        certain = route(self.exchanges, self.queues, queue.letters, [key], message.headers)
+        certain = self._reached_by_letters(copy)
         made = []
         for name in sorted(route(self.exchanges, self.queues, queue.letters, every, message.headers)):
             if name in known or is_cycle(name, deaths):
@@ -526,6 +530,14 @@ class Oracle:
                 made.append(letter)
                 self._take_places(target)
         return made
+
+    def _reached_by_letters(self, copy: Copy) -> set[str]:
+        """Queues that a letter of it comes to, as bindings are now."""
+        queue = copy.queue
+        if queue.letters is None:
+            return set()
+        key = queue.letter_key or copy.key
+        return route(self.exchanges, self.queues, queue.letters, [key], copy.message.headers)
 
     def _take_places(self, queue: Queue) -> None:
         """A letter may be ahead of what was published before it, and is not yet confirmed: that may be refused now."""

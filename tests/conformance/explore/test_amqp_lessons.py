@@ -403,6 +403,24 @@ def test_a_letter_goes_where_a_way_leads_when_its_message_dies_not_when_it_might
     bench.get(bench.link(), message, 1, routing_key="q1", properties={"headers": headers})
 
 
+@pytest.mark.parametrize("unbound", [False, True])
+def test_a_letter_need_not_go_where_a_way_led_before_its_message_surely_died(unbound: bool) -> None:
+    """It was unbound while the death was being written (reference, seed 1, life 168)."""
+    bench = Bench(QueuePlan(ttl_s=0), QueuePlan())
+    exchange, way = Exchange("x", ExchangePlan(kind="fanout")), Binding("q1", to_exchange=False, key="")
+    bench.oracle.exchanges["x"], bench.queue.letters = exchange, "x"
+    exchange.bindings[way] = None
+    bench.publish(bench.link("confirm"), confirmed=True)
+    bench.oracle.expire()
+    assert bench.ready(1) == (0, 1)
+    if unbound:
+        bench.oracle.unbind(exchange, [way])
+        bench.oracle.expire()
+    bench.oracle.now += 2 * MARGIN_S
+    bench.oracle.expire()
+    assert bench.ready(1) == (0 if unbound else 1, 1)
+
+
 def test_what_a_letter_leads_to_may_have_a_way_by_then_too() -> None:
     """Likewise, two queues further (reference, seed 12)."""
     refuses = QueuePlan(max_length=1, overflow="reject-publish-dlx", letters=-1, letter_queue=2)
