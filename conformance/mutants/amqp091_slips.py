@@ -77,13 +77,6 @@ _ROWS: dict[str, Row] = {
         "if binding.number:",
         "if binding.number and not source.bindings:",
     ),
-    "amqp-deleted-queue-is-back-after-a-restart": (
-        "a queue that was bound is deleted, and there again after a restart",
-        VirtualHost,
-        "remove_queue",
-        "if queue.durable:",
-        "if queue.durable and queue.destination not in self._bindings_to:",
-    ),
     "amqp-bindings-to-exchanges-are-not-written": (
         "a binding to an exchange is not there after a restart",
         VirtualHost,

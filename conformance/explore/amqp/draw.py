@@ -61,7 +61,7 @@ class _Bent:
         self.recovers = pick((False, True))
         self.circles = self.letters and pick((False, True))
         """Dead letters come back to where they died, and die again."""
-        if self.circles:
+        if self.circles or self.quorum:
             self.verbs = ("reject", "nack")
         self.tidies = pick((False, False, False, True))
         """Much is deleted, on conditions."""
@@ -117,7 +117,7 @@ class _Draw:
             letter_queue=self._letter_queue(number) if has_letters and names_letters else -1,
             max_priority=pick((1, 2, 4, 9)) if is_prior else 0,
             single_active=bent.single and not is_quorum and pick((True, True, False)),
-            delivery_limit=pick((0, 1, 2)) if is_quorum else -1,
+            delivery_limit=pick((0, 0, 1, 2)) if is_quorum else -1,
         )
 
     def _letter_queue(self, number: int) -> int:
@@ -187,7 +187,8 @@ class _Draw:
             verb=verb,
             which=pick((0, 0, 1, 2, 3)),
             multiple=pick((False, False, True)),
-            requeue=verb != "ack" and pick((True, False, False) if self.bent.circles else (True, False)),
+            requeue=verb != "ack"
+            and pick((True, False, False) if self.bent.circles and not self.bent.quorum else (True, True, False)),
             everything=pick((False, False, False, False, True)),
         )
 
@@ -211,7 +212,9 @@ class _Draw:
         channel = where["channel"]
         kinds = "ppppppssssssccgggglx" + "b" * 3 * bent.bursts + "m" * 2 * bent.mistakes + "t" * 2 * bent.clock
         kinds += "TTTR" * bent.transactions + "i" * bool(bent.exchanges) + "u" * bool(binds) + "r" * bent.recovers
-        kinds += "kqPDde" + "iiiuuuuppppp" * bent.ways + "DDDDccP" * bent.tidies + "gsgs" * bent.circles
+        kinds += (
+            "kqPDde" + "iiiuuuuppppp" * bent.ways + "DDDDccP" * bent.tidies + "gscsss" * (bent.circles or bent.quorum)
+        )
         kinds += "cccxx" * bent.single + "gggbb" * bent.priority
         match pick(kinds):
             case "p":

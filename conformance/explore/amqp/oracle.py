@@ -560,10 +560,14 @@ class Oracle:
                 self._die(copy, "expired", certain=is_head and copy.expires_by + MARGIN_S < self.now)
 
     def moved_clock(self, now: float) -> None:
-        """The broker's clock was moved to ``now``: what somebody had room for may have been on its way by then."""
+        """The broker's clock was moved to ``now``: what somebody had room for may have been on its way by then.
+
+        So may what is to live for no time at all, on its way to the disk: it is for who waits once it is there.
+        """
         for queue in self.queues.values():
-            for copy in queue.ready if queue.is_read else ():
-                copy.expires_by = max(copy.expires_by, now)
+            for copy in queue.ready:
+                if queue.is_read or not min(copy.message.ttl_s, queue.ttl_s):
+                    copy.expires_by = max(copy.expires_by, now)
 
     def waits_until(self) -> float:
         """When the last of what is about to expire has, by the broker's clock; 0 = nothing is."""

@@ -105,7 +105,7 @@ class TimeToLive:
                 while (
                     stored := self._first(place, place.partition.visible_end)
                 ) is not None and stored.expires_at <= now:
-                    if agenda.room <= 0 or (group in agenda.groups_to_serve and is_at_once(stored)):
+                    if agenda.room <= 0 or (is_at_once(stored) and self._is_waited_for(group)):
                         return now
                     agenda.work += 1
                     self.expire_next(group, place, stored, now)
@@ -126,6 +126,10 @@ class TimeToLive:
                 next_at = min(next_at, found[1].expires_at)
         return next_at
 
+    def _is_waited_for(self, group: ConsumerGroup) -> bool:
+        """Whether consumers who wait have their turn yet."""
+        return group in self._agenda.groups_to_serve and group.room_for(1) > 0
+
     def _expire_within(self, now: float) -> float:
         """Mark what expired behind messages that live longer."""
         next_at = NEVER
@@ -143,7 +147,7 @@ class TimeToLive:
                     continue
                 if offset >= partition.visible_end and offset < partition.log.next_offset:
                     # Not durable yet: nobody was told that it exists.
-                    expiry.add(offset, now + _SWEEP_INTERVAL_S)
+                    expiry.add(offset, now)
                     continue
                 try:
                     stored = partition.get(offset)
@@ -152,9 +156,8 @@ class TimeToLive:
                     continue
                 if stored is None:
                     continue
-                if is_at_once(stored) and any(group in self._agenda.groups_to_serve for group in groups):
-                    # Who waits for it has its turn yet.
-                    expiry.add(offset, now + _SWEEP_INTERVAL_S)
+                if is_at_once(stored) and any(map(self._is_waited_for, groups)):
+                    expiry.add(offset, now)
                     continue
                 self._expire_one(partition, offset, stored, now)
             next_at = min(next_at, expiry.next_at)

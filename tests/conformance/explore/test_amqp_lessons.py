@@ -622,6 +622,19 @@ def test_a_delivery_may_be_on_its_way_while_the_clock_is_moved() -> None:
     with accused(AmqpRule.EXPIRED):
         bench.deliver(*late)
 
+    for late_s in (0.0, 2 * MARGIN_S):
+        # What is for who waits may have been on its way to the disk (reference, seed 1, life 105).
+        bench = Bench(QueuePlan(ttl_s=0))
+        message = bench.publish(bench.link())
+        bench.oracle.moved_clock(bench.oracle.now + 90)
+        bench.oracle.now += 90 + late_s
+        bench.oracle.expire()
+        if not late_s:
+            bench.deliver(bench.consume(bench.link()), message)
+            continue
+        with accused(AmqpRule.AGAIN):
+            bench.deliver(bench.consume(bench.link()), message)
+
     bench = Bench(QueuePlan(ttl_s=50))
     _, message = moved(bench, prefetch=1)  # which has no room for it
     with accused(AmqpRule.AGAIN):
