@@ -74,5 +74,7 @@ def _contexts_of(messages: Sequence[Message]) -> dict[int, TraceContext]:
 
 def with_delivery_context(message: Message, text: str) -> Message:
     """What a consumer gets of a message that is traced: what its publisher sent, and the span of the delivery."""
-    own = tuple([pair for pair in message.user_properties if pair[0] != DELIVERY_TRACEPARENT])
+    own = message.user_properties
+    if own:
+        own = tuple([pair for pair in own if pair[0] != DELIVERY_TRACEPARENT])
     return changed(message, user_properties=(*own, (DELIVERY_TRACEPARENT, text)))
