@@ -15,8 +15,12 @@ from transcripts.life import Life
 from transcripts.world import Client, World
 
 from assay.conformance.wire import Pingreq
+from assay.reference_broker import node as node_module
+from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.mqtt.connections import connection as connection_module
+from assay.reference_broker.queues.delivery import dispatcher
+from assay.reference_broker.trace.tracing import Tracing
 from tests.small_sizes import small_sizes
 
 _A_TEST = 4
@@ -36,6 +40,25 @@ def test_lives_go_as_they_went(first: int) -> None:
 def test_the_general_ways_say_the_same_as_the_fast_ones(number: int) -> None:
     """A broker that writes traces takes them."""
     assert not list(golden.difference(number, _GOLDEN[number], Life(number, traced=True).run()))
+
+
+@pytest.mark.parametrize("number", range(0, golden.LIVES, 20))
+def test_spans_change_nothing(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every message is traced, lives go as they went, but for what deliveries say of their spans."""
+    made: list[Tracing] = []
+
+    def traced(_config: BrokerConfig, _rng: random.Random) -> Tracing:
+        most = {"max_traces": 200, "max_spans": 20, "max_messages": 100}
+        made.append(Tracing("n", random.Random(1), ratio=1.0, **most))
+        return made[-1]
+
+    monkeypatch.setattr(node_module, "tracing_of", traced)
+    monkeypatch.setattr(dispatcher, "with_delivery_context", lambda message, _text: message)
+    assert not list(golden.difference(number, _GOLDEN[number], golden.played(number)))
+    assert sum(tracing.ring.spans for tracing in made) > 0
+    for tracing in made:
+        assert len(tracing) <= 100
+        assert all(trace.status and len(trace.spans) <= 20 for trace in tracing.ring.latest())
 
 
 class InPieces(World):
