@@ -8,6 +8,7 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from assay.reference_broker import auth_scram
 from assay.reference_broker.auth_scram import METHOD, ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
@@ -17,6 +18,9 @@ __all__ = [
     "METHOD",
     "Authenticator",
     "CheckQueueFullError",
+    "ExternalUsers",
+    "LoginCheck",
+    "OnChecked",
     "PasswordCheck",
     "ScramError",
     "ScramServer",
@@ -35,7 +39,8 @@ MAX_WAITING_CHECKS = 256
 """Passwords that wait to be checked; more clients are told to come back later."""
 MAX_RUNNING_CHECKS = 2
 """At once, so that other work finds threads and processors."""
-OnChecked = Callable[[bool], None]
+OnChecked = Callable[[bool | None], None]
+"""Takes the answer; None: it cannot be found out now."""
 
 
 def hash_password(password: bytes) -> str:
@@ -91,7 +96,38 @@ class CheckQueueFullError(Exception):
     """So many passwords wait to be checked that another client must come back later."""
 
 
-class PasswordCheck:
+class LoginCheck:
+    """Finds out who a client is."""
+
+    def __init__(self, users: tuple[UserConfig, ...] | None, on_done: OnChecked) -> None:
+        self.users = users
+        """By which it is checked; when others hold by its end, it says nothing."""
+        self.on_done: OnChecked | None = on_done
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.on_done = None
+
+
+class ExternalUsers(Protocol):
+    """Users whom somebody else knows."""
+
+    def knows(self, username: str, password: bytes) -> bool:
+        """Whether they were right lately."""
+
+    def check(
+        self,
+        username: str,
+        password: bytes,
+        users: tuple[UserConfig, ...] | None,
+        on_done: OnChecked,
+        client_id: str,
+        protocol: str,
+    ) -> LoginCheck:
+        """Ask; ``on_done`` is called later with the answer. Raises :class:`CheckQueueFullError`."""
+
+
+class PasswordCheck(LoginCheck):
     """One slow hash, for any thread. :meth:`run` it, then hand it to :meth:`Authenticator.finish`."""
 
     def __init__(
@@ -104,14 +140,12 @@ class PasswordCheck:
         users: tuple[UserConfig, ...] | None,
         on_done: OnChecked,
     ) -> None:
-        self.users = users
-        """By which it is checked; when others hold by its end, it says nothing."""
+        super().__init__(users, on_done)
         self._stored = stored
         self._password = password
         self._is_known = is_known
         self._matches = False
         self.proof = proof
-        self.on_done: OnChecked | None = on_done
 
     def run(self) -> None:
         """Blocks for as long as the hash takes, also for unknown users: how long it takes tells nothing."""
@@ -121,10 +155,6 @@ class PasswordCheck:
     def allowed(self) -> bool:
         """Whether the password is right; once it has run."""
         return self._matches and self._is_known
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        self.on_done = None
 
 
 class Authenticator:
@@ -140,6 +170,8 @@ class Authenticator:
         self.waiting: deque[PasswordCheck] = deque()
         """Checks that are to be taken; some may be of clients that are gone."""
         self._running = 0
+        self.external: ExternalUsers | None = None
+        """Asked about whoever is not among the users; None = nobody is."""
         self._users: tuple[UserConfig, ...] | None = None
         self.configure(config)
 
@@ -161,10 +193,13 @@ class Authenticator:
         self._passwords = passwords
         self._users = config.users
         self._by_name = {user.username: user for user in config.users}
-        self.has_users = bool(config.users)
-        """Only then is a user name verified; otherwise it is what the client says."""
         self._anonymous, self._tokens = config.anonymous, tokens
         self._verified: set[bytes] = set()
+
+    @property
+    def has_users(self) -> bool:
+        """Only then is a user name verified; otherwise it is what the client says."""
+        return bool(self._users) or self.external is not None
 
     def token(self, token: str, now: float) -> TokenConfig | None:
         """What a token that somebody shows stands for; None: nothing, or nothing any more."""
@@ -185,6 +220,8 @@ class Authenticator:
             if self._anonymous is not None:
                 return self._anonymous
             return loopback and not self.has_users
+        if password is not None and self.external is not None and username not in self._by_name:
+            return True if self.external.knows(username, password) else None
         if password is None or not self._passwords:
             return False
         return True if self._proof(username, password) in self._verified else None
@@ -192,8 +229,12 @@ class Authenticator:
     def _proof(self, username: str, password: bytes) -> bytes:
         return hmac.digest(self._cache_key, username.encode() + b"\0" + password, "sha256")
 
-    def check(self, username: str, password: bytes, on_done: OnChecked) -> PasswordCheck:
+    def check(
+        self, username: str, password: bytes, on_done: OnChecked, *, client_id: str = "", protocol: str = ""
+    ) -> LoginCheck:
         """Have a password checked; ``on_done`` is called with the answer. Raises :class:`CheckQueueFullError`."""
+        if self.external is not None and username not in self._by_name:
+            return self.external.check(username, password, self._users, on_done, client_id, protocol)
         self.waiting = deque(check for check in self.waiting if check.on_done is not None)
         if len(self.waiting) >= MAX_WAITING_CHECKS:
             raise CheckQueueFullError
@@ -232,7 +273,7 @@ class Authenticator:
         if check.on_done is not None:
             check.on_done(allowed)
 
-    def holds(self, check: PasswordCheck) -> bool:
+    def holds(self, check: LoginCheck) -> bool:
         """Whether the users by which it is checked are those there are; if not, its client is to start anew."""
         return check.users is self._users
 

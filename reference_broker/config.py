@@ -65,10 +65,11 @@ from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from assay.reference_broker.config_tenants import tenant_problems
 from assay.reference_broker.config_tracing import TracingConfig as TracingConfig
 from assay.reference_broker.config_tracing import tracing_problems
+from assay.reference_broker.config_webhooks import CalloutConfig as CalloutConfig
 from assay.reference_broker.config_webhooks import EventKind as EventKind
 from assay.reference_broker.config_webhooks import WebhookConfig as WebhookConfig
 from assay.reference_broker.config_webhooks import WebhooksConfig as WebhooksConfig
-from assay.reference_broker.config_webhooks import webhooks_problems
+from assay.reference_broker.config_webhooks import callout_problems, webhooks_problems
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
@@ -214,6 +215,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     """Deviations of real brokers to imitate: profiles and single ones, as ``assay quirks`` lists them."""
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
+    authenticate: CalloutConfig | None = None
+    """Somebody else who knows users; None = nobody is asked."""
     acl: AclConfig | None = None
     """None = no access rules."""
     sys: SysConfig = SysConfig()
@@ -384,6 +387,8 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += schemas_problems(config.schemas)
     problems += tracing_problems(config.tracing)
     problems += webhooks_problems(config.webhooks)
+    if config.authenticate is not None:
+        problems += callout_problems(config.authenticate, "authenticate")
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -1,4 +1,4 @@
-"""The configuration of webhooks: who is told of what happens in the broker."""
+"""The configuration of webhooks and callouts: who is told of what happens in the broker, and who is asked."""
 
 from __future__ import annotations
 
@@ -59,6 +59,23 @@ class WebhooksConfig(Section, frozen=True, kw_only=True):
     """A group that is further behind its queue than so many messages is told of; 0 = none is."""
 
 
+class CalloutConfig(Section, frozen=True, kw_only=True):
+    """Whom the broker asks about users that are not among ``auth.users``: who they are, and what they may."""
+
+    url: str
+    token: str = ""
+    """Sent as ``Authorization: Bearer``."""
+    timeout_s: float = 2.0
+    attempts: int = 2
+    cache_s: float = 300.0
+    """A password that was right is not asked about again for so long."""
+    allow_private: bool = False
+    """Let it be at a private, local or otherwise special address."""
+    breaker_failures: int = 5
+    """So many failures in a row, and clients are told to come back later for ``breaker_pause_s``; 0 = never."""
+    breaker_pause_s: float = 10.0
+
+
 def is_webhook(url: str) -> bool:
     """Whether a URL is one that something can be posted to."""
     if len(url) > 2_048 or not url.isascii() or any(ord(character) <= 32 or ord(character) == 127 for character in url):
@@ -97,3 +114,19 @@ def webhooks_problems(config: WebhooksConfig) -> list[str]:
         problems.append("webhooks.breaker_failures and webhooks.group_lag must be at least 0")
     wrong = [name for name in ("breaker_pause_s", "quiet_s") if not 0.1 <= getattr(config, name) <= 86_400]
     return problems + [f"webhooks.{name} must be 0.1 to 86400" for name in wrong]
+
+
+def callout_problems(config: CalloutConfig, where: str) -> list[str]:
+    """What is wrong, each with its key."""
+    problems = webhook_problem(f"{where}.url", config.url)
+    if not 1 <= config.attempts <= 10:
+        problems.append(f"{where}.attempts must be 1 to 10")
+    if not 0.1 <= config.timeout_s <= 30:
+        problems.append(f"{where}.timeout_s must be 0.1 to 30")
+    if not 0 <= config.cache_s <= 86_400:
+        problems.append(f"{where}.cache_s must be 0 to 86400")
+    if config.breaker_failures < 0 or not 0.1 <= config.breaker_pause_s <= 3_600:
+        problems.append(f"{where}.breaker_failures must be at least 0, and breaker_pause_s 0.1 to 3600")
+    if not config.token.isascii() or not config.token.isprintable():
+        problems.append(f"{where}.token must be printable ASCII")
+    return problems

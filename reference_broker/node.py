@@ -17,6 +17,7 @@ from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
+from assay.reference_broker.core.callouts import ExternalUsers
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import MQTT, Arrival, WireProtocol
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
@@ -29,6 +30,7 @@ from assay.reference_broker.mqtt.sessions.session_restore import restore
 from assay.reference_broker.queues import BackgroundJob, LogError, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import raise_if_not_tried
+from assay.reference_broker.queues.jobs.outbox import Outbox
 from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.quirks import node_classes
 from assay.reference_broker.schemas.checks import SchemaChecks
@@ -99,6 +101,12 @@ class BrokerNode:
         if limits.connects_per_s:
             self._arrivals = ArrivalRates(limits.connects_per_s, limits.connect_burst, limits.max_tracked_addresses)
         self.authenticator = Authenticator(config.auth, rng.randbytes(32))
+        self.external_users: ExternalUsers | None = None
+        """None where nobody is asked."""
+        if config.authenticate is not None:
+            found = ExternalUsers(config.authenticate, rng.randbytes(32), lambda: self.state.now)
+            self.external_users = self.authenticator.external = found
+            self.state.know(found.rules)
         self._connections: dict[Connection, None] = {}
         self._dirty: list[Connection] = []
         self.reloads = 0
@@ -346,6 +354,16 @@ class BrokerNode:
         self.state.tick(now)
         if self.webhooks is not None:
             self.webhooks.look(now)
+
+    @property
+    def outboxes(self) -> list[Outbox]:
+        """What is to be sent to others over HTTP."""
+        found: list[Outbox] = [self.engine.alerts]
+        if self.webhooks is not None:
+            found += self.webhooks.outboxes
+        if self.external_users is not None:
+            found.append(self.external_users.outbox)
+        return found
 
     def take_jobs(self, now: float) -> list[BackgroundJob]:
         jobs = self.engine.take_jobs(now)

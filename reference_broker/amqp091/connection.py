@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091.channel import Channel
@@ -38,7 +39,7 @@ from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from assay.reference_broker.auth import PasswordCheck
+    from assay.reference_broker.auth import LoginCheck
     from assay.reference_broker.config import UserConfig
     from assay.reference_broker.core.access import Grants
     from assay.reference_broker.core.tenant import Tenant
@@ -137,7 +138,7 @@ class AmqpConnection(Peer, Connection):
         """Of messages that have begun to come, on all channels."""
         self._counted_bytes = 0
         """What is counted among the bytes of all connections that are not whole yet."""
-        self._check: PasswordCheck | None = None
+        self._check: LoginCheck | None = None
         self._scram: ScramServer | None = None
         """An exchange under way; its steps are bounded by the handshake's time."""
         self._unflushed: dict[Channel, None] = {}
@@ -217,12 +218,7 @@ class AmqpConnection(Peer, Connection):
     def interrupt_login(self, now: float) -> None:
         if self._check is not None or self._scram is not None:
             self._drop_check()
-            self.fail(
-                AmqpError(
-                    Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", rule=NOT_LOGGED_IN, hard=True
-                ),
-                now,
-            )
+            self.fail(_refused("the users changed meanwhile: try again"), now)
 
     def rules_changed(self, now: float) -> None:
         """Who has another user or tenant now connects anew; a channel that reads what it may no more closes."""
@@ -585,23 +581,21 @@ class AmqpConnection(Peer, Connection):
         self.send_method(0, "connection.secure", challenge)
 
     def _log_in(self, credentials: Credentials, now: float) -> None:
-        authenticator, name = self._arrival.authenticator, credentials.username
-        allowed = authenticator.decide(name, credentials.password, loopback=self._arrival.loopback)
+        authenticator, name, secret = self._arrival.authenticator, credentials.username, credentials.password
+        allowed = authenticator.decide(name, secret, loopback=self._arrival.loopback)
         verified = name if authenticator.has_users else None
         if allowed is None:
             try:
-                self._check = authenticator.check(name, credentials.password, lambda right: self._checked(name, right))
+                self._check = authenticator.check(name, secret, partial(self._checked, name), protocol=AMQP091)
             except CheckQueueFullError:
-                raise AmqpError(
-                    Reply.ACCESS_REFUSED, "too many passwords wait to be checked", rule=NOT_LOGGED_IN, hard=True
-                ) from None
+                raise _refused("too many passwords wait to be checked") from None
             self.phase = Phase.VERIFYING
         elif allowed:
             self._logged_in(verified, name)
         else:
-            raise AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True)
+            raise _refused("login was refused")
 
-    def _checked(self, name: str, right: bool) -> None:
+    def _checked(self, name: str, right: bool | None) -> None:
         self._check = None
         now = self.broker.now
         self.phase = Phase.START
@@ -609,7 +603,8 @@ class AmqpConnection(Peer, Connection):
             self._logged_in(name, name)
             self._consume(now)
         else:
-            self.refuse_login(AmqpError(Reply.ACCESS_REFUSED, "login was refused", rule=NOT_LOGGED_IN, hard=True), now)
+            late = "who the client is cannot be found out now: try again"
+            self.refuse_login(_refused(late if right is None else "login was refused"), now)
         self.rouse()
 
     def _logged_in(self, verified: str | None, name: str) -> None:
@@ -673,7 +668,7 @@ class AmqpConnection(Peer, Connection):
         if self._heartbeat_s:
             self._timer = self.broker.timers.schedule(now + self._heartbeat_s / 2, self.beat)
         self.send_method(0, "connection.open-ok")
-        self.broker.tell(EventKind.CONNECTED, self, "amqp091")
+        self.broker.tell(EventKind.CONNECTED, self, AMQP091)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -774,7 +769,7 @@ class AmqpConnection(Peer, Connection):
         if self.phase is Phase.OVER:
             return
         if self.vhost is not None:
-            self.broker.tell(EventKind.DISCONNECTED, self, "amqp091")
+            self.broker.tell(EventKind.DISCONNECTED, self, AMQP091)
         self.phase = Phase.OVER
         self._buffer = b""
         self._publishes.let_go()
@@ -786,6 +781,11 @@ class AmqpConnection(Peer, Connection):
         self.broker.connecting.remove(self)
         self.end_output()
         self.rouse()
+
+
+def _refused(text: str) -> AmqpError:
+    """Nobody is logged in."""
+    return AmqpError(Reply.ACCESS_REFUSED, text, rule=NOT_LOGGED_IN, hard=True)
 
 
 def opens(opening: bytes) -> bool | None:

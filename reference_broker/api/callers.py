@@ -238,21 +238,21 @@ class Callers:
 
     async def _check(self, username: str, password: bytes) -> bool:
         driver, _ = self._turns.turn()
-        answer: asyncio.Future[bool] = driver.loop.create_future()
+        answer: asyncio.Future[bool | None] = driver.loop.create_future()
 
-        def checked(allowed: bool) -> None:
+        def checked(allowed: bool | None) -> None:
             if not answer.done():
                 answer.set_result(allowed)
 
         try:
-            check = driver.node.authenticator.check(username, password, checked)
+            check = driver.node.authenticator.check(username, password, checked, protocol="api")
         except CheckQueueFullError:
             raise RequestError(Code.BUSY, "so many passwords are being checked that this one must wait") from None
         try:
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 allowed = await answer
-            if not driver.node.authenticator.holds(check):
-                raise RequestError(Code.BUSY, "the users changed while the password was checked: try again")
+            if allowed is None or not driver.node.authenticator.holds(check):
+                raise RequestError(Code.BUSY, "the password could not be checked, or the users changed: try again")
             return allowed
         except TimeoutError:
             raise RequestError(Code.BUSY, "the password was not checked in time: try again") from None

@@ -8,6 +8,8 @@ reach topics that start with ``$``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from assay.reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
@@ -18,6 +20,7 @@ from assay.reference_broker.routing.remembered import remember
 MAX_CACHED_DECISIONS = 256
 """Per client and kind; a client that asks about more topics starts anew."""
 Levels = tuple[str, ...]
+Rules = Callable[[str], tuple[AclRuleConfig, ...]]
 _ADMIN_DEAD_LETTERS, _ADMIN_DEAD_LETTERS_ALIAS = "$admin/queue/$dlq/", "$admin/queue/dlq/"
 _CLIENT, _USER = "%c", "%u"
 
@@ -131,13 +134,12 @@ class AccessControl:
     :class:`assay.reference_broker.mqtt.sessions.access_review.AccessReview`.
     """
 
-    def __init__(self, config: AclConfig) -> None:
-        """``config`` is checked: its topics are valid filters once %c and %u are replaced."""
+    def __init__(self, config: AclConfig, external: Rules | None = None) -> None:
+        """``config`` is checked: its topics are valid filters once %c and %u are replaced. ``external``: further rules
+        of a user, likewise."""
         self._open = config.default is DefaultAccess.ALLOW
-        self._patterns = [
-            _Pattern(rule=rule, levels=_levels(rule.topic), personal=_CLIENT in rule.topic or _USER in rule.topic)
-            for rule in config.rules
-        ]
+        self._patterns = [_pattern(rule) for rule in config.rules]
+        self._external = external
 
     def may_publish(self, username: str | None, client_id: str, topic: str) -> bool:
         """Whether a client that is not connected might publish to a topic now."""
@@ -149,7 +151,10 @@ class AccessControl:
         write: list[Levels] = []
         denied: list[Levels] = []
         everything_denied = False
-        for pattern in self._patterns:
+        patterns = self._patterns
+        if self._external is not None and username is not None:
+            patterns = patterns + [_pattern(rule) for rule in self._external(username)]
+        for pattern in patterns:
             rule = pattern.rule
             if rule.user is not None and rule.user != (username or ""):
                 continue
@@ -169,6 +174,10 @@ class AccessControl:
                 if rule.access is not Permission.READ:
                     write.append(levels)
         return Grants(read, write, denied, everything_denied=everything_denied, open_=self._open)
+
+
+def _pattern(rule: AclRuleConfig) -> _Pattern:
+    return _Pattern(rule=rule, levels=_levels(rule.topic), personal=_CLIENT in rule.topic or _USER in rule.topic)
 
 
 def _levels(topic: str) -> Levels:

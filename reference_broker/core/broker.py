@@ -13,7 +13,7 @@ from itertools import chain
 from typing import ClassVar, Protocol
 
 from assay.reference_broker.config import BrokerConfig, EventKind
-from assay.reference_broker.core.access import AccessControl
+from assay.reference_broker.core.access import AccessControl, Rules
 from assay.reference_broker.core.clients import Client, Subscriber
 from assay.reference_broker.core.newcomers import Newcomers
 from assay.reference_broker.core.partial_packets import PartialPackets
@@ -85,6 +85,7 @@ class Broker:
         "config",
         "connecting",
         "engine",
+        "external_rules",
         "handshakes",
         "leaving",
         "now",
@@ -120,6 +121,8 @@ class Broker:
         self.asks_for_topics = engine.captures is not None
         """Somebody beside subscribers gets messages of ordinary topics."""
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
+        self.external_rules: Rules | None = None
+        """Further access rules of users whom somebody else knows."""
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.traffic: Traffic = Traffic()
         self.timers = TimerHeap()
@@ -145,10 +148,15 @@ class Broker:
         if engine.memory is not None:
             engine.memory.on_released = self._release_publishers
 
+    def know(self, rules: Rules) -> None:
+        """Let the access rules of users whom somebody else knows hold as well."""
+        self.external_rules = rules
+        self.access = AccessControl(self.config.acl, rules) if self.config.acl is not None else None
+
     def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> None:
         """Let other access rules and tenants hold. ``on_done`` is called when all there is was held against them."""
         self.config = config
-        self.access = AccessControl(config.acl) if config.acl is not None else None
+        self.access = AccessControl(config.acl, self.external_rules) if config.acl is not None else None
         configs = config.queues.tenants
         if not configs:
             self.tenants = self.engine.admit_queue = None

@@ -223,8 +223,7 @@ class NodeDriver:
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
         self._lines = LogLimit(log)
-        outboxes = [node.engine.alerts, *(node.webhooks.outboxes if node.webhooks is not None else ())]
-        self._webhooks = WebhookSender(outboxes, clock.now, self.warn)
+        self._webhooks = WebhookSender(node.outboxes, clock.now, self.warn, self._begin_turn)
         self._acceptors: list[Acceptor] = []
         self.http: HttpServer | None = None
         """Of the listeners that speak HTTP."""
@@ -288,6 +287,10 @@ class NodeDriver:
         """Who was refused or cut, and why."""
         text = f"{peer} ({client_id or 'no client id'}): {problem}"
         self._lines.tell("clients", text, self.clock.now(), logging.INFO)
+
+    def _begin_turn(self, now: float) -> None:
+        self.node.state.now = now
+        self.schedule_turn()
 
     def schedule_turn(self) -> None:
         if not self._turn_scheduled:

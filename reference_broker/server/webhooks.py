@@ -2,8 +2,8 @@
 queue chooses where its alerts go.
 
 The name is looked up once and the connection goes to the address that was checked, so a name cannot change in between.
-Addresses that are not public are refused unless ``queues.alert_allow_private`` or ``webhooks.allow_private`` is set.
-Redirects are not followed, the whole request has one time limit, and of the answer only the status line is read.
+Addresses that are not public are refused unless what is sent allows them (``allow_private``).
+Redirects are not followed, the whole request has one time limit, and of an answer no more is read than is asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from assay.reference_broker.queues.jobs.outbox import OutboundRequest, Outbox
 
 _MAX_LINE_BYTES: Final = 8 * 1024
+_MAX_HEADERS: Final = 100
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NOT_PUBLIC_IPV4: Final = tuple(
@@ -72,9 +73,15 @@ class WebhookSender:
     """Makes the requests that the outboxes of a broker ask for, in the event loop."""
 
     def __init__(
-        self, outboxes: Sequence[Outbox], clock: Callable[[], float], warn: Callable[[str, str], None]
+        self,
+        outboxes: Sequence[Outbox],
+        clock: Callable[[], float],
+        warn: Callable[[str, str], None],
+        begin_turn: Callable[[float], None] = lambda _now: None,
     ) -> None:
-        """``warn`` takes the kind of a problem and what to write to the log."""
+        """``warn`` takes the kind of a problem and what to write to the log; ``begin_turn`` is called before somebody
+        is told of an answer."""
+        self._begin_turn = begin_turn
         self._outboxes = outboxes
         self._warn = warn
         self._clock = clock
@@ -107,17 +114,20 @@ class WebhookSender:
         return min((deadline for deadline in found if deadline is not None), default=None)
 
     async def _run(self, outbox: Outbox, request: OutboundRequest) -> None:
-        accepted = False
+        accepted, answer = False, b""
         try:
             async with asyncio.timeout(request.timeout_s):
-                await post(request, self._tls)
+                answer = await post(request, self._tls)
             accepted = True
         except (OSError, ValueError, EOFError, WebhookError, asyncio.LimitOverrunError) as error:
             # Not the whole URL: its path or query may be a secret.
             reason = "it took too long" if isinstance(error, TimeoutError) else error
             self._warn("alerts", f"{outbox.what} to {urlsplit(request.url).hostname}: {reason}")
         finally:
-            outbox.done(request, accepted=accepted, now=self._clock())
+            now = self._clock()
+            if request.most_answer_bytes:
+                self._begin_turn(now)
+            outbox.done(request, accepted=accepted, now=now, answer=answer)
         self.pump()
 
     def _tls(self) -> ssl.SSLContext:
@@ -136,8 +146,9 @@ class WebhookSender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> None:
-    """Make one request. Raises :class:`WebhookError`, :class:`OSError`, or what reading an answer raises."""
+async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> bytes:
+    """Make one request; returns of its answer what is asked for. Raises :class:`WebhookError`, :class:`OSError`, or
+    what reading an answer raises."""
     parts = urlsplit(request.url)
     host = parts.hostname or ""
     port = parts.port or _DEFAULT_PORTS[parts.scheme]
@@ -153,8 +164,10 @@ async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> N
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
+        # An answer to 1.0 comes in one piece, and ends with its connection.
+        version = "1.0" if request.most_answer_bytes else "1.1"
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/{version}\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\n{headers}Connection: close\r\n\r\n"
         )
         writer.write(head.encode("ascii") + request.body)
@@ -166,8 +179,23 @@ async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> N
         if not status[1].startswith(b"2"):
             message = f"the answer is {status[1].decode()}"
             raise WebhookError(message)
+        return await _body(reader, request.most_answer_bytes) if request.most_answer_bytes else b""
     finally:
         writer.transport.abort()
+
+
+async def _body(reader: asyncio.StreamReader, most: int) -> bytes:
+    """Raises :class:`WebhookError` where it is too long."""
+    for _ in range(_MAX_HEADERS):
+        if not (await reader.readuntil(b"\n")).strip():
+            break
+    content = bytearray()
+    while len(content) <= most and (part := await reader.read(most + 1 - len(content))):
+        content += part
+    if len(content) > most:
+        message = f"the answer has more than {most} bytes"
+        raise WebhookError(message)
+    return bytes(content)
 
 
 async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
@@ -177,7 +205,7 @@ async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
         address = str(place[0])
         if allow_private or is_public(address):
             return address
-    message = "its addresses are not public, and queues.alert_allow_private or webhooks.allow_private is off"
+    message = "its addresses are not public, and allow_private (for alerts queues.alert_allow_private) is off"
     raise WebhookError(message)
 
 

@@ -13,9 +13,9 @@ from browser import CHROMIUM, Browser, Page, browser
 
 from assay import console_picture
 from assay.reference_broker.broker import Broker
-from assay.reference_broker.config import parse_config
+from assay.reference_broker.config import BrokerConfig, TracingConfig, parse_config
 from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, read_result, write_result
-from tests.http.conftest import Served
+from tests.http.conftest import Served, serve
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
@@ -239,6 +239,24 @@ def test_what_is_typed_outlives_a_broker_that_is_away(served: Served, open_page:
     page.until("document.querySelector('#state').hidden")
     page.click("Create")
     page.until("document.title.startsWith('patient-too')")
+
+
+def test_what_became_of_a_message(open_page: Any) -> None:
+    with serve(BrokerConfig(tracing=TracingConfig(enabled=True, ratio=1.0))) as broker:
+        traced = Served(broker)
+        _queue(traced, "traced", {"payload": "x"})
+        _reject_one(traced, "traced")
+        page = open_page(traced, "traces")
+        page.has("traced 0:0", "tbody")
+        page.run("document.querySelector('tbody a').click()")
+        for event in ("publish.received", "publish.persisted", "consume.fetched", "dlq.routed"):
+            page.has(event, ".waterfall")
+        assert page.run("document.querySelectorAll('.waterfall rect').length") >= 4
+        traced.close()
+
+
+def test_where_nothing_is_traced_the_view_says_so(served: Served, open_page: Any) -> None:
+    open_page(served, "traces").has("Tracing is off")
 
 
 def test_messages_of_topics_as_they_come(served: Served, open_page: Any) -> None:

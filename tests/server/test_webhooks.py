@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
+import msgspec
 import pytest
 
 from assay.reference_broker.queues.dead_letters.alerts import Alerts, DeadLetterAlert
@@ -362,3 +363,24 @@ async def test_closing_ends_what_is_under_way() -> None:
         await hook.got.wait()
         await sender.close()
         assert not sender._tasks
+
+
+def test_an_answer_has_a_bounded_length() -> None:
+    """And ends with its connection."""
+    in_loop(_ask_for_answers)()
+
+
+async def _ask_for_answers() -> None:
+    asked = msgspec.structs.replace(request(0), most_answer_bytes=5)
+    for content, expected in ((b"12345", b"12345"), (b"", b""), (b"123456", None)):
+        async with Hook(b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\n" + content) as hook:
+            wanted = msgspec.structs.replace(asked, url=f"http://127.0.0.1:{hook.port}/")
+            if expected is None:
+                with pytest.raises(WebhookError):
+                    await post(wanted, no_tls)
+            else:
+                assert await post(wanted, no_tls) == expected
+            assert hook.requests[0].startswith(b"POST / HTTP/1.0\r\n")
+    async with Hook(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n12345") as hook:
+        with pytest.raises(WebhookError):
+            await post(msgspec.structs.replace(asked, url=f"http://127.0.0.1:{hook.port}/"), no_tls)

@@ -7,7 +7,7 @@ const EVERY_MS = 4000;
 const TONES = { completed: "c3", failed: "c2", expired: "c2", retrying: "c4" };
 const STATES = ["", "in_progress", "completed", "failed", "retrying", "delayed", "expired"].map((each) => [each, each.replace("_", " ") || "all"]);
 const milliseconds = (value) => duration(value / 1000);
-const at = (text) => new Date(text).getTime();
+const messageOf = (each) => (each.offset < 0 ? each.topic : `${each.topic} ${each.partition}:${each.offset}`);
 
 export function traces(ctx) {
   if (ctx.params.length) {
@@ -22,7 +22,7 @@ export function traces(ctx) {
     "Traces, the newest first",
     [
       ["Trace", (each, held) => held ?? h("a", { href: `#/traces/${path(each.trace_id)}` }, each.trace_id)],
-      ["Message", (each) => `${each.topic} ${each.partition}:${each.offset}`],
+      ["Message", messageOf],
       ["Began", (each) => new Date(each.start_time).toLocaleTimeString()],
       ["Took", (each) => milliseconds(each.duration_ms), { num: true }],
       ["Came to", (each) => each.status.replace("_", " ")],
@@ -41,7 +41,7 @@ export function traces(ctx) {
     try {
       found = (await api.get(`traces/search${query({ topic: topic.value, status: state.value, limit: PAGE })}`, signal)).traces;
     } catch (error) {
-      if (error.status !== 404 && error.status !== 501) {
+      if (error.code !== "unsupported") {
         throw error;
       }
     }
@@ -68,7 +68,7 @@ function trace(ctx, id) {
   let drawn = 0;
   ctx.every(EVERY_MS, async (signal) => {
     const each = await api.get(`traces/${path(id)}`, signal);
-    put(about, `${each.topic} ${each.partition}:${each.offset}: ${each.status.replace("_", " ")}, ${milliseconds(each.duration_ms)}, ${plural(each.spans.length, "step")}`);
+    put(about, `${messageOf(each)}: ${each.status.replace("_", " ")}, ${milliseconds(each.duration_ms)}, ${plural(each.spans.length, "step")}`);
     if (drawn !== each.spans.length) {
       drawn = each.spans.length;
       list.replaceChildren(...waterfall(each));
@@ -76,15 +76,27 @@ function trace(ctx, id) {
   });
 }
 
+/** A span ended at its time, and took so long since what it waited for. */
 function waterfall({ spans, status }) {
-  // A span ended at its time.
-  const began = (span) => at(span.timestamp) - span.duration_ms;
-  const begins = Math.min(...spans.map(began));
-  const ends = Math.max(...spans.map((span) => at(span.timestamp)), begins + 1);
-  return spans.slice(0, 2 * PAGE).map((span) => {
-    const from = ((began(span) - begins) / (ends - begins)) * 1000;
-    const width = Math.max(6, (span.duration_ms / (ends - begins)) * 1000);
-    const bar = svg("rect", { x: Math.min(from, 994), y: 3, width: Math.min(width, 1000 - Math.min(from, 994)), height: 12, rx: 3, class: TONES[status] ?? "c1" });
-    return h("li", h("span", span.event_type), svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" }, bar), h("span.num", `+${milliseconds(at(span.timestamp) - begins)}`));
+  const timed = spans.map((span) => {
+    const end = Date.parse(span.timestamp);
+    return { ...span, begin: end - span.duration_ms, end };
   });
+  const begin = Math.min(...timed.map((span) => span.begin));
+  const whole = Math.max(...timed.map((span) => span.end)) - begin || 1;
+  return timed
+    .sort((one, other) => one.begin - other.begin)
+    .slice(0, 2 * PAGE)
+    .map((span) => {
+      const x = Math.min(((span.begin - begin) / whole) * 1000, 994);
+      const width = Math.max(6, Math.min((span.duration_ms / whole) * 1000, 1000 - x));
+      const bar = svg("rect", { x, y: 3, width, height: 12, rx: 3, class: TONES[status] ?? "c1" });
+      const about = [span.consumer_group, span.client_id, span.delivery_count > 1 && `delivery ${span.delivery_count}`, span.details].filter(Boolean).join(", ");
+      return h(
+        "li",
+        h("span", span.event_type, about && h("small", about)),
+        svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" }, bar),
+        h("span.num", `+${milliseconds(span.begin - begin)}, ${milliseconds(span.duration_ms)}`),
+      );
+    });
 }

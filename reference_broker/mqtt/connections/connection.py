@@ -33,7 +33,7 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from assay.reference_broker.auth import Authenticator, PasswordCheck
+    from assay.reference_broker.auth import Authenticator, LoginCheck
     from assay.reference_broker.config import ServerReferenceConfig, UserConfig
     from assay.reference_broker.core.access import Grants
 
@@ -129,7 +129,7 @@ class MqttConnection(Connection):
         """As CONNECT names it; empty = none."""
         self.exchange: enhanced_auth.Exchange | None = None
         """The enhanced authentication under way."""
-        self.password_check: PasswordCheck | None = None
+        self.password_check: LoginCheck | None = None
         """The check of its password under way."""
         self.phase = Phase.WAIT_CONNECT
         self.version = V311
@@ -419,7 +419,7 @@ class MqttConnection(Connection):
             self._postponed = True
         return position
 
-    def go_on_connecting(self, packet: Connect, allowed: bool) -> None:
+    def go_on_connecting(self, packet: Connect, allowed: bool | None) -> None:
         """The password has been checked: answer CONNECT, then take what came meanwhile."""
         now = self.broker.now
         self.password_check = None

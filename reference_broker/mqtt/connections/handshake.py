@@ -125,8 +125,11 @@ def _busy(connection: MqttConnection) -> Reason:
     return Reason.SERVER_BUSY if connection.version == V5 else Reason.SERVER_UNAVAILABLE
 
 
-def on_password_checked(connection: MqttConnection, packet: Connect, allowed: bool, now: float) -> None:
-    """The answer to CONNECT, once the password has been looked at. Raises nothing."""
+def on_password_checked(connection: MqttConnection, packet: Connect, allowed: bool | None, now: float) -> None:
+    """The answer to CONNECT, once the password has been looked at, or cannot be (None). Raises nothing."""
+    if allowed is None:
+        give_up(connection, "who the client is cannot be found out now", now)
+        return
     try:
         if allowed:
             connection.username = packet.username

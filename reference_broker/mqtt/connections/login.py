@@ -35,11 +35,13 @@ def log_in(connection: MqttConnection, packet: Connect) -> bool | None:
         assert packet.username is not None
         assert packet.password is not None
 
-        def checked(allowed: bool) -> None:
+        def checked(allowed: bool | None) -> None:
             if connection.phase is Phase.VERIFYING:
                 connection.go_on_connecting(packet, allowed)
 
-        connection.password_check = authenticator.check(packet.username, packet.password, checked)
+        connection.password_check = authenticator.check(
+            packet.username, packet.password, checked, client_id=packet.client_id, protocol="mqtt"
+        )
         connection.phase = Phase.VERIFYING
         # It has done its part; how many wait for this is bounded by itself.
         connection.broker.connecting.remove(connection)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 MAX_RUNNING: Final = 4
-"""Requests of an outbox at a time."""
-_FIRST_BACKOFF_S: Final = 1.0
+"""Requests of an outbox at a time, unless it says otherwise."""
+FIRST_BACKOFF_S: Final = 1.0
 _MAX_BACKOFF_S: Final = 30.0
 
 
@@ -28,6 +29,12 @@ class OutboundRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The address may be a private, local or otherwise special one."""
     headers: tuple[tuple[str, str], ...] = ()
     """Beside those of every request."""
+    most_answer_bytes: int = 0
+    """A longer answer is none; 0 = its status says all."""
+
+
+OnAnswer = Callable[[bytes | None], None]
+"""Takes the answer that was accepted; None: there is none, and it is not tried again."""
 
 
 class Breaker:
@@ -57,10 +64,11 @@ class Breaker:
 
 
 class _Outbound:
-    __slots__ = ("attempts", "attempts_left", "request")
+    __slots__ = ("attempts", "attempts_left", "on_answer", "request")
 
-    def __init__(self, request: OutboundRequest, attempts: int) -> None:
+    def __init__(self, request: OutboundRequest, attempts: int, on_answer: OnAnswer | None) -> None:
         self.request = request
+        self.on_answer = on_answer
         self.attempts = 0
         self.attempts_left = attempts
 
@@ -69,9 +77,18 @@ class Outbox:
     """They live in memory only."""
 
     def __init__(
-        self, what: str, *, max_waiting: int, drop_oldest: bool = False, breaker: Breaker | None = None
+        self,
+        what: str,
+        *,
+        max_waiting: int,
+        max_running: int = MAX_RUNNING,
+        drop_oldest: bool = False,
+        first_backoff_s: float = FIRST_BACKOFF_S,
+        patient: bool = True,
+        breaker: Breaker | None = None,
     ) -> None:
-        """``what`` is sent, for the log. ``drop_oldest``: of too many that wait, else the newest is dropped."""
+        """``what`` is sent, for the log. ``drop_oldest``: of too many that wait, else the newest is dropped.
+        ``patient``: what waits is kept while the breaker is open, else it is given up."""
         self.what = what
         self.sent = 0
         self.failed = 0
@@ -79,6 +96,9 @@ class Outbox:
         self.dropped = 0
         """Never tried again, since too many waited."""
         self._most = max_waiting
+        self._most_running = max_running
+        self._first_backoff_s = first_backoff_s
+        self._patient = patient
         self._drop_oldest = drop_oldest
         self._breaker = breaker or Breaker(0, 0.0)
         self._waiting: deque[_Outbound] = deque()
@@ -100,8 +120,11 @@ class Outbox:
         timeout_s: float,
         allow_private: bool,
         headers: tuple[tuple[str, str], ...] = (),
+        most_answer_bytes: int = 0,
+        on_answer: OnAnswer | None = None,
     ) -> None:
-        """Have something sent, tried ``attempts`` times at most."""
+        """Have something sent, tried ``attempts`` times at most; ``on_answer`` is told how it ended, unless it is
+        dropped."""
         if self.waiting >= self._most:
             self.dropped += 1
             if not self._drop_oldest:
@@ -116,13 +139,14 @@ class Outbox:
             timeout_s=timeout_s,
             allow_private=allow_private,
             headers=headers,
+            most_answer_bytes=most_answer_bytes,
         )
-        self._waiting.append(_Outbound(request, attempts))
+        self._waiting.append(_Outbound(request, attempts, on_answer))
 
     def take(self, now: float) -> list[OutboundRequest]:
-        """Requests to start now. At most ``MAX_RUNNING`` are under way at a time."""
+        """Requests to start now. At most ``max_running`` are under way at a time."""
         taken: list[OutboundRequest] = []
-        while self._breaker.room(len(self._running), MAX_RUNNING, now) > 0:
+        while self._breaker.room(len(self._running), self._most_running, now) > 0:
             if self._retries and self._retries[0][0] <= now:
                 outbound = heapq.heappop(self._retries)[2]
             elif self._waiting:
@@ -133,7 +157,7 @@ class Outbox:
             taken.append(outbound.request)
         return taken
 
-    def done(self, request: OutboundRequest, *, accepted: bool, now: float) -> None:
+    def done(self, request: OutboundRequest, *, accepted: bool, now: float, answer: bytes = b"") -> None:
         """A request ended. If it was not accepted it is made again: after 1 s, 2 s, 4 s, and so on up to 30 s."""
         outbound = self._running.pop(request.number, None)
         if outbound is None:
@@ -141,20 +165,38 @@ class Outbox:
         self._breaker.done(accepted=accepted, now=now)
         if accepted:
             self.sent += 1
+            if outbound.on_answer is not None:
+                outbound.on_answer(answer)
             return
         outbound.attempts += 1
         outbound.attempts_left -= 1
-        if outbound.attempts_left <= 0:
-            self.failed += 1
+        if self._breaker.open_until and not self._patient:
+            self._give_up(outbound)
+            self._give_up_waiting()
             return
-        wait_s = min(_FIRST_BACKOFF_S * 2 ** min(outbound.attempts - 1, 10), _MAX_BACKOFF_S)
+        if outbound.attempts_left <= 0:
+            self._give_up(outbound)
+            return
+        wait_s = min(self._first_backoff_s * 2 ** min(outbound.attempts - 1, 10), _MAX_BACKOFF_S)
         heapq.heappush(self._retries, (now + wait_s, request.number, outbound))
+
+    def _give_up(self, outbound: _Outbound) -> None:
+        self.failed += 1
+        if outbound.on_answer is not None:
+            outbound.on_answer(None)
+
+    def _give_up_waiting(self) -> None:
+        waiting = [*self._waiting, *(outbound for *_, outbound in self._retries)]
+        self._waiting.clear()
+        self._retries.clear()
+        for outbound in waiting:
+            self._give_up(outbound)
 
     @property
     def next_deadline(self) -> float | None:
         """When :meth:`take` has something again; None = not before something is added or a request ends."""
         open_until = self._breaker.open_until
-        if self._breaker.room(len(self._running), MAX_RUNNING, open_until) <= 0:
+        if self._breaker.room(len(self._running), self._most_running, open_until) <= 0:
             return None
         if self._waiting:
             return open_until
