@@ -114,6 +114,11 @@ function view(first) {
   } else {
     found[3](current);
   }
+  for (const link of document.querySelectorAll("nav [aria-current]")) {
+    const nav = link.closest("nav");
+    const [inner, outer] = [link.getBoundingClientRect(), nav.getBoundingClientRect()];
+    nav.scrollLeft += inner.left - outer.left - (outer.width - inner.width) / 2; // on a phone they do not all fit
+  }
   if (!first) {
     window.scrollTo(0, 0);
     (current.focus ?? current.heading)?.focus({ preventScroll: true });

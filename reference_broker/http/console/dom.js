@@ -225,6 +225,9 @@ export function bytes(value) {
 }
 
 export function duration(seconds) {
+  if (seconds > 0 && seconds < 0.001) {
+    return `${Math.round(seconds * 1e6)} µs`;
+  }
   if (seconds < 1) {
     return `${Math.round(seconds * 1000)} ms`;
   }

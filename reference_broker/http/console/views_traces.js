@@ -85,8 +85,7 @@ function waterfall({ spans, status }) {
   const begin = Math.min(...timed.map((span) => span.begin));
   const whole = Math.max(...timed.map((span) => span.end)) - begin || 1;
   return timed
-    .sort((one, other) => one.begin - other.begin)
-    .slice(0, 2 * PAGE)
+    .slice(0, 2 * PAGE) // in the order in which they ended
     .map((span) => {
       const x = Math.min(((span.begin - begin) / whole) * 1000, 994);
       const width = Math.max(6, Math.min((span.duration_ms / whole) * 1000, 1000 - x));
