@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,14 @@ def commands(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def _free_ports() -> list[str]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        return [str(each.getsockname()[1]) for each in sockets]
+    """Below those that the system gives to who asks for any: nobody else takes them meanwhile."""
+    found: list[str] = []
+    while len(found) < len(PORTS):
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found += [str(port)] if str(port) not in found else []
+    print("ports:", *found)
+    return found
 
 
 @pytest.mark.timeout(300)
