@@ -411,7 +411,7 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
     if number % 3 == 0 and stream.choice((True, False)):
         steps += [dresser.step(step) for step in _Draw(stream, capabilities, bent).stream()]
     elif number % 6 == 1:
-        steps += _Draw(stream, capabilities, bent).spread()
+        steps += _Draw(Random(f"{seed}/{number}/spread"), capabilities, bent).spread()
     if stream.choice((True, *[False] * 5)):
         some = stream.randrange(CLIENTS)
         clients[some] = msgspec.structs.replace(clients[some], pieces=True)
