@@ -101,7 +101,7 @@ class Page:
 
     def until(self, expression: str) -> Any:
         """Wait until an expression is true of the page, which is looked at whenever it changes."""
-        return self.run(_UNTIL % (expression, int(WAIT_S * 500)))
+        return self.run(_UNTIL % (expression, int(WAIT_S * 800)))
 
     def has(self, text: str, where: str = "body") -> None:
         """Wait for a text."""

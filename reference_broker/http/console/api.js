@@ -139,18 +139,22 @@ export const api = {
   patch: (where, body) => ask("PATCH", where, body),
   remove: (where) => ask("DELETE", where),
 
-  /** Server-sent events, until the signal: `on(object)` for each; `EventSource` could not say who asks. */
-  async events(where, signal, on) {
+  /** Server-sent events, until the signal: `begun()` once they may come, `on(object)` for each. `EventSource` could not
+   *  say who asks. */
+  async events(where, signal, begun, on) {
     const answer = await send("GET", where, undefined, signal, "text/event-stream");
     if (!answer.ok) {
       throw await refusal(answer);
     }
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
-    for (;;) {
+    for (let first = true; ; first = false) {
       const { value, done } = await reader.read();
       if (done) {
         return;
+      }
+      if (first) {
+        begun();
       }
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();

@@ -167,10 +167,12 @@ function listener(ctx, given) {
     count = 0;
     show(start, false);
     show(stop, true);
-    put(told, "Listening: nothing came yet.");
+    put(told, "Asking for messages …");
     // It goes on by itself; a button is not busy for so long.
     again(listen, aborting.signal);
   }
+
+  const begun = () => put(told, count ? `Listening again: ${plural(count, "message")} came before.` : "Listening: nothing came yet.");
 
   /** Streams end when the broker restarts or reads its users again: then they begin anew. */
   async function again(listen, signal) {
@@ -195,6 +197,7 @@ function listener(ctx, given) {
     const at = `queues/${path(queue.value)}/partitions`;
     const places = Object.entries((await api.get(`topics/${path(topicOf(queue.value))}`, signal)).partition_offsets).slice(0, MAX_PARTITIONS);
     const next = places.map(([index, ends]) => ({ index, offset: ends.latest }));
+    begun();
     while (!signal.aborted) {
       await new Promise((resolve) => window.setTimeout(resolve, EVERY_MS));
       if (document.hidden) {
@@ -209,7 +212,7 @@ function listener(ctx, given) {
   async function consume(signal) {
     const asked = { group: group.value, consumer: `console-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`, auto_ack: auto.checked, prefetch: SHOWN };
     const at = `queues/${path(queue.value)}`;
-    await api.events(`${at}/stream${query(asked)}`, signal, (each) => {
+    await api.events(`${at}/stream${query(asked)}`, signal, begun, (each) => {
       const node = message(each, () => (asked.auto_ack ? [] : settling(at, each, () => node)));
       add(node);
     });
@@ -226,7 +229,7 @@ function listener(ctx, given) {
   }
 
   async function watch(signal) {
-    await api.events(`subscriptions/${path(filter.value)}/stream`, signal, (each) => {
+    await api.events(`subscriptions/${path(filter.value)}/stream`, signal, begun, (each) => {
       if (each.missed) {
         list.prepend(h("p.muted", `${plural(each.missed, "message")} missed: they came faster than this page takes them.`));
       }
