@@ -370,7 +370,7 @@ class QueueEngine(QueueOperations):
             group = None if queue is None else queue.groups.get(consumer.group)
             if group is not None and (group in waiting or group.is_new) and consumer.active and consumer.credit:
                 continue
-            if consumer.blocked and not consumer.options.waits:
+            if queue is not None and consumer.active and consumer.blocked and not consumer.options.waits:
                 # It will be resumed: what is there is not nothing.
                 continue
             if queue is not None and consumer.active and consumer.credit:

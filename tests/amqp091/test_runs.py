@@ -289,6 +289,18 @@ def test_a_tenants_consumers_and_gets_pay_for_what_they_get(quotas: TenantQuotas
     assert c.get("q").name == "basic.get-empty"
 
 
+def test_a_get_that_waits_for_its_quota_ends_with_its_queue() -> None:
+    c = tenants_client(TenantQuotas(consume_messages_per_s=1.0))
+    c.open(2)
+    for _ in range(2):
+        c.publish("q", b"x")
+    assert c.get("q").name == "basic.get-ok"
+    assert c.say(1, "basic.get", "q", True) == []
+    said = c.say(2, "queue.delete", "q", False, False, False)
+    assert sorted(each.name for each in said) == ["basic.get-empty", "queue.delete-ok"]
+    assert c.node.engine.next_deadline() is None or c.node.engine.next_deadline() > c.now, "nothing is left to do"
+
+
 def test_a_run_of_a_tenant_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     c = tenants_client(TenantQuotas(publish_messages_per_s=1_000.0))
     monkeypatch.setattr(EnqueuePath, "publish", None)
