@@ -90,6 +90,15 @@ BUGS = {
 """Mutant to the kinds of finding that it is."""
 
 
+IN_ONE_LIFE = {
+    "amqp-alternate-gets-all": (10, "figures"),
+    "amqp-deaths-counted-once": (150, "dead-letter-tells-otherwise"),
+    "amqp-high-priorities-wrap": (8, "priority"),
+    "amqp-one-delivery-too-many": (74, "settled-message-comes-again"),
+}
+"""Slips that no life found once: a life of seed 1 that does, and what it is."""
+
+
 def explore(*arguments: str) -> Result:
     return runner.invoke(app, ["explore", *arguments])
 
@@ -137,6 +146,17 @@ def test_a_planted_bug_is_found(nursery: Nursery, mutant: str) -> None:
         found = campaign.explore(200, seed, max_findings=1)
     (finding,) = [each for each in found.findings if each.counts]
     assert finding.replay.rule in BUGS[mutant], finding.replay
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mutant", IN_ONE_LIFE)
+def test_a_slip_is_found_by_a_life(nursery: Nursery, mutant: str) -> None:
+    number, rule = IN_ONE_LIFE[mutant]
+    with Campaign(
+        load_target(TARGET), game="amqp091", mutant=mutant, nursery=nursery, patience_s=1.5, shrink_s=0.0
+    ) as campaign:
+        found = campaign.explore(1, 1, max_findings=1, numbers=[number])
+    assert [each.replay.rule for each in found.findings] == [rule]
 
 
 @pytest.mark.timeout(200)
