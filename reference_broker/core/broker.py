@@ -168,7 +168,8 @@ class Broker:
     def tell(self, kind: EventKind, client: Client, protocol: str, **more: object) -> None:
         """Tell webhooks what happened to a client."""
         told = {"client_id": client.client_id, "username": client.username, "protocol": protocol}
-        self._agenda.notify(kind, client.client_id, told | more)
+        if self._agenda.tell(kind, client.client_id, told | more):
+            self.work += self.engine.take_cost()
 
     # -- topics --------------------------------------------------------------------------------------------------
 

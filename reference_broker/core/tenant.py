@@ -161,5 +161,5 @@ class Tenant:
 
     def _over(self, text: str) -> QueueError:
         if self.agenda is not None:
-            self.agenda.notify(EventKind.OVER_QUOTA, self.name, {"tenant": self.name, "reason": text})
+            self.agenda.tell(EventKind.OVER_QUOTA, self.name, {"tenant": self.name, "reason": text})
         return QueueError(QueueErrorCode.QUOTA, f"the quota of tenant {self.name!r} is used up: {text}")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues import QueueEngine
 
 SIGNATURE: Final = "X-Assay-Signature"
+MAX_TEXT: Final = 512
+"""Characters of what clients call themselves, and of anything else that is told; the rest is cut."""
 MAX_QUIET: Final = 10_000
 """Subjects that were told of lately; those of the longest ago are forgotten first."""
 LOOK_S: Final = 1.0
@@ -86,17 +88,17 @@ class Webhooks:
     def outboxes(self) -> list[Outbox]:
         return [each.outbox for each in self._endpoints]
 
-    def notify(self, kind: EventKind, subject: str, data: dict[str, Any]) -> None:
-        """Something happened to a client, queue or tenant."""
+    def notify(self, kind: EventKind, subject: str, data: dict[str, Any]) -> int:
+        """Something happened to a client, queue or tenant. Returns how many endpoints are told."""
         wanting = [each for each in self._endpoints if each.wants(kind, subject)]
         if not wanting or (kind in _GOES_ON and self._is_quiet(kind, f"{subject}\0{data.get('group', '')}")):
-            return
+            return 0
         event = Event(
             event_type=kind,
             event_id=_uuid(self._rng),
             timestamp=datetime.fromtimestamp(self._now(), UTC).isoformat().replace("+00:00", "Z"),
             broker_id=self._node,
-            data=data,
+            data={name: each[:MAX_TEXT] if isinstance(each, str) else each for name, each in data.items()},
         )
         body = msgspec.json.encode(event)
         for each in wanting:
@@ -109,6 +111,7 @@ class Webhooks:
                 allow_private=self._config.allow_private,
                 headers=((SIGNATURE, signature(config.secret, body)),) if config.secret else (),
             )
+        return len(wanting)
 
     def _is_quiet(self, kind: EventKind, subject: str) -> bool:
         now = self._now()

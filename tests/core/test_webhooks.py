@@ -23,7 +23,7 @@ from assay.reference_broker.config import (
     parse_config,
 )
 from assay.reference_broker.core import webhooks as core_webhooks
-from assay.reference_broker.core.webhooks import SIGNATURE, Webhooks
+from assay.reference_broker.core.webhooks import MAX_TEXT, SIGNATURE, Webhooks
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import Outcome, QueueAddress, QueueEngine, QueueError, SettleRequest
 from assay.reference_broker.queues.jobs.outbox import Outbox
@@ -233,3 +233,17 @@ def test_a_configuration_that_is_refused(settings: dict[str, Any], key: str) -> 
     with pytest.raises(ConfigError) as caught:
         parse_config({"webhooks": settings})
     assert key in str(caught.value)
+
+
+def test_what_is_told_is_bounded_and_counted_as_work() -> None:
+    """Who subscribes to much at once, under a long name, has as much told of it as a turn has room for."""
+    made, _ = make(WebhookConfig(url=URL), WebhookConfig(url=f"{URL}/two"), max_waiting=2)
+    agenda = made._engine.agenda
+    work, cost = agenda.work, agenda.cost
+    long = "x" * 65_535
+    for _ in range(3):
+        assert agenda.tell(EventKind.CONNECTED, long, {"client_id": long, "username": None}) == 2
+    assert (agenda.work - work, agenda.cost - cost) == (6, 6)
+    first, second = made.outboxes
+    assert [first.dropped, second.dropped] == [1, 1]
+    assert [len(each["data"]["client_id"]) for each in told(first)] == [MAX_TEXT] * 2

@@ -205,7 +205,7 @@ class ConsumerGroup(GroupState):
             self.rebalance.request()
             if not self.consumers:
                 queue = self.config.name
-                self.agenda.notify(EventKind.GROUP_EMPTY, queue, {"queue": queue, "group": self.group_id})
+                self.agenda.tell(EventKind.GROUP_EMPTY, queue, {"queue": queue, "group": self.group_id})
 
     def detach(self, consumer: Consumer, now: float) -> None:
         consumer.end()

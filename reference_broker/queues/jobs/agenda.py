@@ -21,12 +21,14 @@ MAX_WORK = 4_096
 MAX_WAKES = 1_024
 
 
-Notify = Callable[[EventKind, str, dict[str, Any]], None]
-"""Takes what happened, to which client, queue or tenant, and what else there is to say of it."""
+Notify = Callable[[EventKind, str, dict[str, Any]], int]
+"""Takes what happened, to which client, queue or tenant, and what else there is to say of it; returns how many are
+told of it, each of which takes about as long as a message."""
 
 
-def _tell_nobody(_kind: EventKind, _subject: str, _data: dict[str, Any]) -> None:
+def _tell_nobody(_kind: EventKind, _subject: str, _data: dict[str, Any]) -> int:
     """There are no webhooks."""
+    return 0
 
 
 class LogOwner(Protocol):
@@ -94,6 +96,13 @@ class Agenda:
         """What was done in this part of the turn. From :data:`MAX_WORK` on what is left waits for the next one."""
         self.cost = 0
         """What commands took beside what they say, for whoever gave them; 1 is about as much as a message."""
+
+    def tell(self, kind: EventKind, subject: str, data: dict[str, Any]) -> int:
+        """Tell webhooks what happened; returns what that took."""
+        told = self.notify(kind, subject, data)
+        self.cost += told
+        self.work += told
+        return told
 
     @property
     def room(self) -> int:

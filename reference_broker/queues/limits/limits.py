@@ -140,7 +140,7 @@ class QueueLimits(TimeToLive):
     def _refuse(self, text: str) -> QueueError:
         self._contents.refused += 1
         name = self._contents.name
-        self._agenda.notify(EventKind.QUEUE_FULL, name, {"queue": name, "reason": text})
+        self._agenda.tell(EventKind.QUEUE_FULL, name, {"queue": name, "reason": text})
         return QueueError(QueueErrorCode.FULL, text)
 
     def trim_ready(self, now: float) -> None:

@@ -500,7 +500,7 @@ class DurableQueue(EnqueuePath):
             "reason": reason,
             "deliveries": entry.delivery_count,
         }
-        self._agenda.notify(EventKind.DEAD_LETTERED, self.name, told)
+        self._agenda.tell(EventKind.DEAD_LETTERED, self.name, told)
         config = self.config.dead_letter
         if config.alert_webhook:
             alert = alert_of(self.name, entry, stored, reason, now)

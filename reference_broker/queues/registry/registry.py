@@ -278,7 +278,7 @@ class QueueRegistry:
             queue = self._open(config, settings, self._agenda.now)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        self._agenda.notify(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
+        self._agenda.tell(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
         return queue
 
     def _admitted(self, config: QueueConfig, *, by_use: bool) -> QueueConfig:
@@ -473,7 +473,7 @@ class QueueRegistry:
             self.on_delete(queue)
         self._used_at.pop(name, None)
         self._on_change()
-        self._agenda.notify(EventKind.QUEUE_DELETED, name, {"queue": name})
+        self._agenda.tell(EventKind.QUEUE_DELETED, name, {"queue": name})
         for consumer in removal.consumers:
             if consumer.on_end is not None:
                 consumer.on_end()
