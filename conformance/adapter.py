@@ -2,8 +2,9 @@
 
 ``python -m assay.conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT] [--disk-faults JSON]`` prints
 one line of JSON when ready, ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when
-its standard input is closed, so that nothing is left behind when its parent dies. ``websocket_port`` and ``http_port``
-are in it too if the configuration has such listeners. In this process: :func:`reference_broker_endpoint`.
+its standard input is closed, so that nothing is left behind when its parent dies. ``websocket_port``, ``http_port``
+and ``grpc_port`` are in it too if the configuration has such listeners. In this process:
+:func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
 ``{"start": MUTANT, "config": FILE, "log": FILE, "number": N, "faces": BOOL}`` on standard input forks a broker with
@@ -56,7 +57,7 @@ USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 10.0
 """A busy machine needs some of it; nobody waits for it but the end of a nursery, and that for all at once."""
 _POLL_S = 0.005
-_FACES = (ListenerProtocol.HTTP,)
+_FACES = (ListenerProtocol.HTTP, ListenerProtocol.GRPC)
 
 
 def broker_config(path: Path | None, port: int, *, faces: bool = True) -> BrokerConfig:
@@ -101,7 +102,7 @@ def _version() -> str:
 
 def _ready(broker: Broker) -> dict[str, object]:
     ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
-    for name, scheme in (("websocket_port", "ws"), ("http_port", "http")):
+    for name, scheme in (("websocket_port", "ws"), ("http_port", "http"), ("grpc_port", "grpc")):
         ports = [address.port for address in broker.addresses if address.scheme == scheme]
         if ports:
             ready[name] = ports[0]
@@ -193,9 +194,11 @@ class Nursery:
 
 
 def _import_faces() -> None:
-    """What children need that speak HTTP, once for all of them."""
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("assay.reference_broker.http.server")
+    """What children need that speak HTTP or gRPC, once for all of them."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # nothing of it runs here
+    for name in ("http", "grpc_api"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"assay.reference_broker.{name}.server")
 
 
 def _serve_nursery() -> int:

@@ -77,7 +77,7 @@ SpecOption = Annotated[
     list[str] | None,
     typer.Option(
         "--spec",
-        help="Only one specification: mqtt311, mqtt5, queue, amqp091 or http; may be given again.",
+        help="Only one specification: mqtt311, mqtt5, queue, amqp091, http or grpc; may be given again.",
         rich_help_panel=_ONLY,
     ),
 ]

@@ -37,6 +37,8 @@ from assay.conformance.bystander import Bystander, BystanderError, MqttBystander
 from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
+from assay.conformance.grpc.context import GrpcContext
+from assay.conformance.grpc.interface import ADVICE, is_installed
 from assay.conformance.http.context import HttpContext
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, Incident, Rule, StepFailureError
@@ -58,7 +60,7 @@ from assay.conformance.targets import (
 )
 from assay.conformance.wire import Connack, Publish
 from assay.conformance.wire.amqp091 import AMQP_091
-from assay.conformance.wire.http import HTTP_11
+from assay.conformance.wire.http import GRPC, HTTP_11
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
 DEFAULT_CONCURRENCY = 16
@@ -110,6 +112,8 @@ def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) 
     """Why the case cannot be run against a target with these capabilities; empty if it can."""
     needed = [name for name in (_CAPABILITY[case.version], *case.requires) if not name.startswith(ABSENT)]
     lacking = [name for name in needed if not capabilities.get(name, False)]
+    if case.version == GRPC and capabilities.get("grpc_url") and not is_installed():
+        return ADVICE
     if lacking:
         return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)"
     unwanted = [name.removeprefix(ABSENT) for name in case.requires if name.startswith(ABSENT)]
@@ -285,8 +289,9 @@ class Engine:
     def _context(self, case: Case) -> CaseContext:
         self._attempts += 1
         make: Callable[..., CaseContext] = AmqpContext if case.version == AMQP_091 else CaseContext
-        if case.version == HTTP_11:
-            make = functools.partial(HttpContext, where=lambda: self._endpoint(HTTP_11))
+        if case.is_about_a_face:
+            kind = HttpContext if case.version == HTTP_11 else GrpcContext
+            make = functools.partial(kind, where=lambda: self._endpoint(case.version))
         return make(
             case,
             self.broker.endpoint if case.is_about_a_face else self._endpoint(case.version),
@@ -301,8 +306,8 @@ class Engine:
 
     def _endpoint(self, version: int) -> Endpoint:
         endpoint = self.broker.endpoint
-        if version == HTTP_11:
-            return face_endpoint(endpoint, str(self.broker.target.capabilities.get("http_url", "")))
+        if version in FACES.values():
+            return face_endpoint(endpoint, str(self.broker.target.capabilities.get(f"{_CAPABILITY[version]}_url", "")))
         return amqp_endpoint(endpoint, self.capabilities) if version == AMQP_091 else endpoint
 
     def _restart_for(self, case: Case) -> Callable[[float, Damage], Awaitable[Endpoint]] | None:

@@ -104,7 +104,7 @@ def peers(
     ] = None,
     spec: Annotated[
         list[str] | None,
-        typer.Option("--spec", help="Only mqtt311, mqtt5, queue, amqp091 or http; may be given again."),
+        typer.Option("--spec", help="Only mqtt311, mqtt5, queue, amqp091, http or grpc; may be given again."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Order of the cases and what they vary by chance.")] = 0,
     jobs: Annotated[

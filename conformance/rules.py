@@ -31,10 +31,10 @@ from assay.conformance.wire import (
     Unsubscribe,
 )
 from assay.conformance.wire.amqp091 import AMQP_091
-from assay.conformance.wire.http import HTTP_11
+from assay.conformance.wire.http import GRPC, HTTP_11
 
 _V5 = 5
-FACES = {"http": HTTP_11}
+FACES = {"http": HTTP_11, "grpc": GRPC}
 """Specifications of requests and answers."""
 VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5, "amqp091": AMQP_091, **FACES}
 """Protocol version of the cases of a specification."""

@@ -21,7 +21,13 @@ AMQP = "amqp091"
 """The capability to speak AMQP 0.9.1, and the specification of that."""
 QUEUES = "queues"
 """The capability to have durable queues of Assay's kind, which no other broker has; hundreds of cases need it."""
-_ABOUT = {QUEUES: "durable queues of Assay's kind", AMQP: "AMQP 0.9.1", "mqtt311": "MQTT", "http": "HTTP"}
+_ABOUT = {
+    QUEUES: "durable queues of Assay's kind",
+    AMQP: "AMQP 0.9.1",
+    "mqtt311": "MQTT",
+    "http": "HTTP",
+    "grpc": "gRPC",
+}
 TO_BE_REPEATED = (
     CaseVerdict.FAIL,
     CaseVerdict.BLOCKED,

@@ -63,6 +63,7 @@ EVERYONE = {
     "any-amqp-heartbeats-between+any-amqp-confirms-one-by-one+any-amqp-other-codes+any-amqp-late-closes"
     "+any-amqp-logins-end-silently+any-amqp-headers-bound-by-key+any-amqp-no-bindings-between-exchanges": ("amqp091",),
     "any-http-late+any-http-in-pieces+any-http-closes+any-http-other-words": ("http",),
+    "any-grpc-late+any-grpc-other-words": ("grpc",),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""

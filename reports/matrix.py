@@ -19,6 +19,7 @@ SPEC_TITLES = {
     "queue": "Durable queues",
     "rfc6455": "WebSocket",
     "http": "HTTP",
+    "grpc": "gRPC",
 }
 LEVELS = ("MUST", "SHOULD", "MAY")
 _SAYS_NOTHING = (CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)

@@ -2,7 +2,8 @@
 
 ``mqtt311.toml`` and ``mqtt5.toml`` hold every numbered statement of the standards, ``queue.toml`` our own rules of the
 durable queues, ``rfc6455.toml`` what both versions need of WebSocket, ``amqp091.toml`` the rules of AMQP 0.9.1,
-``http.toml`` those of the HTTP APIs.
+``http.toml`` and ``grpc.toml`` those of the
+APIs of requests and answers.
 ``case_ids.txt`` is the permanent list of case ids: an id once listed is never renamed and never reused.
 """
 
@@ -21,7 +22,7 @@ from assay.conformance.case import Case
 from assay.conformance.rules import FACES
 from assay.reference_broker.trace.conformance import Clause, ClauseStatus
 
-SPECS = ("mqtt311", "mqtt5", "queue", "amqp091", "http")
+SPECS = ("mqtt311", "mqtt5", "queue", "amqp091", "http", "grpc")
 """The specifications that cases are sorted by."""
 WEBSOCKET = "rfc6455"
 STANDARDS = (*SPECS, WEBSOCKET)

@@ -18,7 +18,7 @@ from assay.conformance.targets.model import (
 )
 
 DEFAULT_PORT, DEFAULT_TLS_PORT = 1_883, 8_883
-_OF_A_START = ("{port}", "{websocket_port}", "{http_port}", "{dir}")
+_OF_A_START = ("{port}", "{websocket_port}", "{http_port}", "{grpc_port}", "{dir}")
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

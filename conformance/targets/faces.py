@@ -1,4 +1,4 @@
-"""Ask a broker for its faces of requests and answers: does it speak HTTP, and which of the APIs?"""
+"""Ask a broker for its faces of requests and answers: does it speak HTTP and gRPC, and which of the APIs?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from assay.conformance.grpc.interface import ask_health, ask_status
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
 from assay.conformance.targets.model import CapabilityValue, Endpoint
 from assay.conformance.wire.http import AnswerReader, HttpAnswer, MalformedHttpError, encode_request
 
-HTTP_URL: Final = "http_url"
 _HTTP_PORT, _HTTPS_PORT = 80, 443
 HTTP_APIS: Final = {
     "http_queues": ("GET", "/api/v1/queues", b"queues"),
@@ -82,4 +82,30 @@ def http_found(endpoint: Endpoint, *, timeout_s: float) -> Mapping[str, Capabili
     for name, (method, path, sign) in HTTP_APIS.items():
         answer = http_request(endpoint, method, path, timeout_s=timeout_s)
         found[name] = answer.head.status != 404 and (answer.head.status != 200 or sign in answer.body)
+    return found
+
+
+GRPC_METHODS: Final = {
+    "grpc_fluxmq": "/fluxmq.queue.v1.QueueService/ListQueues",
+    "grpc_goqueue": "/goqueue.v1.HealthService/Check",
+}
+"""A method of each interface: one that is not there is ``UNIMPLEMENTED``."""
+
+
+def grpc_greet(endpoint: Endpoint, *, timeout_s: float) -> None:
+    """Raises :class:`ProbeError` where nobody answers by gRPC."""
+    status = ask_health(endpoint.host, endpoint.port, timeout_s=timeout_s)
+    if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        message = f"{endpoint.host}:{endpoint.port} does not answer by gRPC: {status}"
+        raise ProbeError(message)
+
+
+def grpc_found(endpoint: Endpoint, *, timeout_s: float) -> Mapping[str, CapabilityValue]:
+    """What it can over gRPC. Raises :class:`ProbeError` where it does not speak that."""
+    grpc_greet(endpoint, timeout_s=timeout_s)
+    found: dict[str, CapabilityValue] = {"grpc": True}
+    metadata = tuple(endpoint.basic.items())
+    for name, path in GRPC_METHODS.items():
+        status = ask_status(endpoint.host, endpoint.port, path, timeout_s=timeout_s, metadata=metadata)
+        found[name] = status != "UNIMPLEMENTED"
     return found

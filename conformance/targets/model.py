@@ -65,6 +65,10 @@ CAPABILITIES: dict[str, str] = {
     "http_topics": "has GoQueue's routes: topics, groups, messages, producers (probed)",
     "http_schemas": "has the routes of a schema registry (probed)",
     "http_bridge": "has FluxMQ's bridge, POST /publish (probed)",
+    "grpc": "speaks gRPC (probed where grpc_url is declared)",
+    "grpc_url": "where it speaks gRPC, grpc://host:port (text)",
+    "grpc_fluxmq": "has fluxmq.queue.v1.QueueService (probed)",
+    "grpc_goqueue": "has the services of goqueue.v1 (probed)",
     "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
     "clock": "its clock is moved by a publish to $admin/clock/advance (the reference broker)",
     "settings": "a case may start it with settings of its own (the reference broker)",
@@ -116,6 +120,10 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "http_topics": False,
     "http_schemas": False,
     "http_bridge": False,
+    "grpc": False,
+    "grpc_url": "",
+    "grpc_fluxmq": False,
+    "grpc_goqueue": False,
     "queues": False,
     "clock": False,
     "settings": False,
@@ -247,9 +255,9 @@ def read_password(variable: str, path: str) -> str | None:
 class StartHook(_Part, frozen=True, kw_only=True):
     """How to start the broker.
 
-    In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}``, ``{http_port}`` (all
-    free), ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}`` and ``{packages}``
-    (where ``npm`` and ``maven`` are installed) are filled in.
+    In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}``, ``{http_port}``,
+    ``{grpc_port}`` (all free), ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}``
+    and ``{packages}`` (where ``npm`` and ``maven`` are installed) are filled in.
     """
 
     command: tuple[str, ...]
@@ -257,7 +265,7 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """Files to write into the temporary folder ``{dir}`` first, by name."""
     port_from: Literal["free", "stdout"] = "free"
     """``free``: the bench picks the ports. ``stdout``: the first line is JSON with ``host``, ``port`` and, perhaps,
-    ``websocket_port`` and ``http_port``."""
+    ``websocket_port``, ``http_port`` and ``grpc_port``."""
     ready_timeout_s: float = 15.0
     """Time until an MQTT handshake must succeed."""
     stop: tuple[str, ...] = ()
@@ -357,6 +365,8 @@ def _problems(target: Target) -> list[str]:
             problems.append("capabilities.data_dir must lie below {dir}, the folder of a broker with a [start] table")
         elif name == "http_url" and value and not str(value).startswith(("http://", "https://")):
             problems.append(f"capabilities.http_url must begin with http:// or https://, not {value!r}")
+        elif name == "grpc_url" and value and not str(value).startswith("grpc://"):
+            problems.append(f"capabilities.grpc_url must begin with grpc://, not {value!r}")
         elif name == "websocket_url" and value and not str(value).startswith(("ws://", "wss://")):
             problems.append(f"capabilities.websocket_url must begin with ws:// or wss://, not {value!r}")
     if not target.is_ours and any(target.capabilities.get(name, False) for name in PRIVATE - {"restart"}):

@@ -7,17 +7,28 @@ import ssl
 import time
 import uuid
 
+from assay.conformance.grpc.interface import is_installed
 from assay.conformance.targets.amqp import EXTENSIONS, amqp_endpoint, amqp_handshake, stated
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
-from assay.conformance.targets.faces import HTTP_APIS, HTTP_URL, face_endpoint, http_found, http_request, is_told
+from assay.conformance.targets.faces import (
+    GRPC_METHODS,
+    HTTP_APIS,
+    face_endpoint,
+    grpc_found,
+    grpc_greet,
+    http_found,
+    http_request,
+    is_told,
+)
 from assay.conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
 from assay.conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
 from assay.conformance.wire.amqp091 import AMQP_091
-from assay.conformance.wire.http import HTTP_11
+from assay.conformance.wire.http import GRPC, HTTP_11
 
 HANDSHAKE_TIMEOUT_S = 5.0
 _MQTT = (("mqtt311", 4), ("mqtt5", 5))
-_SPOKEN = ("mqtt311", "mqtt5", "amqp091", "http")
+_FACES = (("http", HTTP_11), ("grpc", GRPC))
+_SPOKEN = ("mqtt311", "mqtt5", "amqp091", "http", "grpc")
 
 
 def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connack:
@@ -65,7 +76,7 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
 
 
 def greet(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
-    """A handshake of that version of MQTT, or of AMQP 0.9.1, or any answer by HTTP.
+    """A handshake of that version of MQTT, or of AMQP 0.9.1, or any answer by HTTP or gRPC.
 
     Raises :class:`ProbeError` unless it is accepted.
     """
@@ -73,19 +84,24 @@ def greet(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIME
         amqp_handshake(endpoint, timeout_s=timeout_s)
     elif version == HTTP_11:
         http_request(endpoint, "GET", "/health", timeout_s=timeout_s)
+    elif version == GRPC:
+        grpc_greet(endpoint, timeout_s=timeout_s)
     else:
         handshake(endpoint, version, timeout_s=timeout_s)
 
 
 def greetings(target: Target, endpoint: Endpoint) -> list[tuple[int, Endpoint]]:
     """What may be tried on the broker, and where: nothing that the target file denies, AMQP where nothing else may be
-    or the file names it, HTTP where the file says where."""
+    or the file names it, HTTP and gRPC where the file says where."""
     said = target.capabilities
     found = [(version, endpoint) for name, version in _MQTT if said.get(name) is not False]
     asks = said.get("amqp091") or not found or not (target.start or said)
     found += [(AMQP_091, amqp_endpoint(endpoint, said))] if asks and said.get("amqp091") is not False else []
-    url = str(said.get(HTTP_URL, ""))
-    return found + ([(HTTP_11, face_endpoint(endpoint, url))] if is_told(url) and said.get("http") is not False else [])
+    for name, version in _FACES:
+        url = str(said.get(f"{name}_url", ""))
+        if is_told(url) and said.get(name) is not False and (version != GRPC or is_installed()):
+            found.append((version, face_endpoint(endpoint, url)))
+    return found
 
 
 def _amqp_found(target: Target, endpoint: Endpoint, timeout_s: float) -> dict[str, CapabilityValue]:
@@ -145,16 +161,16 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TI
         except ProbeError as error:
             errors.append(str(error))
     for version, where in greetings(target, endpoint):
-        if version == HTTP_11:
+        if version in (HTTP_11, GRPC):
             try:
-                found |= http_found(where, timeout_s=timeout_s)
+                found |= (http_found if version == HTTP_11 else grpc_found)(where, timeout_s=timeout_s)
                 speaks = True
             except ProbeError as error:
                 errors.append(str(error))
     if not speaks:
         raise ProbeError("; ".join(errors))
     shown = _stated(connack) if connack is not None else {}
-    shown |= {name: found[name] for name in HTTP_APIS}
+    shown |= {name: found[name] for name in (*HTTP_APIS, *GRPC_METHODS)}
     for name, value in {**target.capabilities, **shown}.items():
         if name in _SPOKEN or name in EXTENSIONS.values():
             continue

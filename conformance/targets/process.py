@@ -46,7 +46,7 @@ _DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*|\(devel\)")
 
 
-FURTHER_PORTS = ("websocket_port", "http_port")
+FURTHER_PORTS = ("websocket_port", "http_port", "grpc_port")
 """Of brokers that listen in several places: placeholders of target files, and fields of ready lines."""
 Damage = Callable[[], None]
 """What is done to the data of a broker while it is dead."""
@@ -214,6 +214,7 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     websocket_port: int = 0
     http_port: int = 0
+    grpc_port: int = 0
     version: str = ""
 
     @property

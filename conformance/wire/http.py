@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 HTTP_11 = 110
-"""Stands for the protocol where others have a number of their version."""
+"""Stands for the protocol where others have a number of their version, as the next does."""
+GRPC = 200
 MAX_HEAD_BYTES = 65_536
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """No answer that a case asks for is nearly as large."""

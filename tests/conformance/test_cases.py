@@ -39,7 +39,7 @@ def test_every_case_is_in_the_permanent_list_and_nothing_was_taken_out() -> None
     assert set(listed) - set(CASES) == set(), "these ids are gone"
 
 
-@pytest.mark.parametrize("spec", ["mqtt311", "mqtt5", "queue", "amqp091", "http"])
+@pytest.mark.parametrize("spec", ["mqtt311", "mqtt5", "queue", "amqp091", "http", "grpc"])
 def test_every_statement_that_a_case_cites_exists(spec: str) -> None:
     for known in CASES.values():
         if known.spec == spec:
@@ -92,7 +92,7 @@ def test_every_statement_that_can_be_tested_is_tested(spec: str, of_the_server: 
 
 
 def test_no_requirement_of_the_queues_or_of_websocket_is_untested() -> None:
-    found = clauses(CASES.values(), ["queue", WEBSOCKET, "http"])
+    found = clauses(CASES.values(), ["queue", WEBSOCKET, "http", "grpc"])
     assert [clause.id for clause in found if clause.status is ClauseStatus.UNTESTED] == []
 
 

@@ -1,0 +1,1 @@
+"""Cases of gRPC: FluxMQ's queue service and GoQueue's services."""
