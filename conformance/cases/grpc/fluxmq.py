@@ -33,7 +33,7 @@ async def _consume(ctx: GrpcContext, queue: str, count: int, *, group: str = "g"
 
 
 async def _none(ctx: GrpcContext, queue: str, *, group: str = "g", consumer: str = "c") -> None:
-    asked = {"queue_name": queue, "group_id": group, "consumer_id": consumer, "max_messages": 10}
+    asked: dict[str, Any] = {"queue_name": queue, "group_id": group, "consumer_id": consumer, "max_messages": 10}
     answer = await ctx.done(f"{_S}/Consume", **asked)
     ctx.must(not answer.messages, f"expected no message of {queue}; seen {answer}")
 
@@ -220,14 +220,14 @@ async def groups(ctx: GrpcContext) -> None:
     """
     name = await ctx.queue()
     await _append(ctx, name, b"a")
-    of = {"queue_name": name, "group_id": "late"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "late"}
     await ctx.done(f"{_S}/CreateConsumerGroup", **of, config={"initial_position": 2})
     listed = (await ctx.done(f"{_S}/ListConsumerGroups", queue_name=name)).groups
     ctx.same("the groups", [each.group_id for each in listed], ["late"])
     ctx.same("its cursor", (await ctx.done(f"{_S}/GetConsumerGroup", **of)).cursor.cursor, 1)
     joined = await ctx.done(f"{_S}/JoinGroup", **of, consumer_id="one")
     ctx.same("its consumers", [each.consumer_id for each in joined.consumers], ["one"])
-    beat = {**of, "consumer_id": "one", "generation_id": joined.generation_id}
+    beat: dict[str, Any] = {**of, "consumer_id": "one", "generation_id": joined.generation_id}
     ctx.same("whether to join again", (await ctx.done(f"{_S}/Heartbeat", **beat)).should_rejoin, False)
     await ctx.done(f"{_S}/JoinGroup", **of, consumer_id="two")
     told = await ctx.done(f"{_S}/Heartbeat", **beat)
@@ -264,7 +264,7 @@ async def consume(ctx: GrpcContext) -> None:
     ctx.same("deliveries", [each.delivery_info.delivery_count for each in found], [1, 1, 1])
     await _none(ctx, name)
     ctx.same("another group's", _values(await _consume(ctx, name, 3, group="other")), [b"a", b"b", b"c"])
-    of = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
     acked = await ctx.done(f"{_S}/Ack", **of, offsets=[0])
     ctx.same("acknowledged, committed", (acked.acked_count, acked.committed.committed), (1, 1))
     ctx.refused(await ctx.call(f"{_S}/Ack", **of, offsets=[0]), "NOT_FOUND")
@@ -293,7 +293,7 @@ async def long_poll(ctx: GrpcContext) -> None:
     It is sent before there is any, and waits for up to fifty seconds.
     """
     name = await ctx.queue()
-    of = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
     waits = asyncio.create_task(ctx.done(f"{_S}/Consume", **of, max_messages=1, wait_time={"seconds": 50}))
 
     async def is_there() -> bool:
@@ -322,7 +322,7 @@ async def streams(ctx: GrpcContext) -> None:
     """
     name = await ctx.queue()
     await _append(ctx, name, b"a", b"b", b"c", b"d")
-    of = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
     stream = ctx.stream(f"{_S}/ConsumeQueue", **of, max_in_flight=2)
     held = [await stream.next() for _ in range(2)]
     ctx.same("the values", _values(held), [b"a", b"b"])
@@ -348,7 +348,7 @@ async def claims(ctx: GrpcContext) -> None:
     One message is held for twenty seconds, the other for none.
     """
     name = await ctx.queue()
-    of = {"queue_name": name, "group_id": "g"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g"}
     await _append(ctx, name, b"old")
     await _consume(ctx, name, 1, consumer="one")
     await ctx.advance(20)

@@ -170,18 +170,18 @@ async def acks(ctx: GrpcContext) -> None:
     stream = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     await _publish(ctx, topic, b"ack", b"nack", b"reject", b"extend")
     held = {each.value: each.receipt_handle for each in await _messages(stream, 4)}
-    of = {"group_id": group}
+    of: dict[str, Any] = {"group_id": group}
     ctx.same("success", (await ctx.done(f"{_ACK}/Ack", **of, receipt_handle=held[b"ack"])).success, True)
     rejected = await ctx.done(f"{_ACK}/Reject", **of, receipt_handle=held[b"reject"], reason="why")
     ctx.same("success, dead letters", (rejected.success, rejected.dlq_topic), (True, f"{topic}.dlq"))
-    more = {"visibility_timeout": {"seconds": 600}}
+    more: dict[str, Any] = {"visibility_timeout": {"seconds": 600}}
     extended = await ctx.done(f"{_ACK}/ExtendVisibility", **of, receipt_handle=held[b"extend"], **more)
     ctx.must(extended.success and extended.new_deadline.seconds > 0, f"expected a new deadline; seen {extended}")
     ctx.same("success", (await ctx.done(f"{_ACK}/Nack", **of, receipt_handle=held[b"nack"])).success, True)
     (again,) = await _messages(stream, 1)
     ctx.same("what came again", again.value, b"nack")
     for verb in ("Ack", "Nack", "Reject", "ExtendVisibility"):
-        reason = {"reason": "why"} if verb == "Reject" else {}
+        reason: dict[str, Any] = {"reason": "why"} if verb == "Reject" else {}
         refused = await ctx.call(f"{_ACK}/{verb}", **of, receipt_handle=held[b"ack"], **reason)
         ctx.refused(refused, "NOT_FOUND")
         ctx.must(_number(refused) in (302, 303, 304), f"expected 304; seen {_number(refused)} of {refused}")
@@ -211,11 +211,11 @@ async def offsets(ctx: GrpcContext) -> None:
     stream = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     await _publish(ctx, topic, b"a", b"b", b"c")
     await _messages(stream, 3)
-    of = {"group_id": group}
+    of: dict[str, Any] = {"group_id": group}
     wanted = [{"topic": topic, "partition": 0, "offset": 2}, {"topic": topic, "partition": 9, "offset": 2}]
     told = await ctx.done(f"{_OFFSETS}/CommitOffsets", **of, offsets=wanted)
     ctx.same("which succeeded", [each.success for each in told.results], [True, False])
-    place = {"topic": topic, "partition": 0}
+    place: dict[str, Any] = {"topic": topic, "partition": 0}
     fetched = await ctx.done(f"{_OFFSETS}/FetchOffsets", **of, partitions=[place])
     ctx.same("what was committed", [each.offset for each in fetched.offsets], [2])
     stream.cancel()
@@ -297,9 +297,9 @@ async def access(ctx: GrpcContext) -> None:
 
     By appending, reading and deleting, as a call and as a stream.
     """
-    append = (f"{FLUXMQ}/Append", {"queue_name": "q", "value": b"x"})
-    read = (f"{FLUXMQ}/GetConsumerGroup", {"queue_name": "q", "group_id": "none"})
-    delete = (f"{FLUXMQ}/DeleteQueue", {"name": "none"})
+    append: tuple[str, dict[str, Any]] = (f"{FLUXMQ}/Append", {"queue_name": "q", "value": b"x"})
+    read: tuple[str, dict[str, Any]] = (f"{FLUXMQ}/GetConsumerGroup", {"queue_name": "q", "group_id": "none"})
+    delete: tuple[str, dict[str, Any]] = (f"{FLUXMQ}/DeleteQueue", {"name": "none"})
     basic = base64.b64encode(b"guest:guest").decode()
     wrong = base64.b64encode(b"guest:wrong").decode()
     for value in ("", f"Basic {wrong}", "Bearer none", "Basic !", "Negotiate x"):
@@ -338,7 +338,7 @@ async def crossing(ctx: GrpcContext) -> None:
     await client.publish(f"$queue/{name}", b"b", qos=1, properties=said)
     found: list[Any] = []
     while len(found) < 2:
-        asked = {"queue_name": name, "group_id": "grpc", "consumer_id": "c", "max_messages": 2}
+        asked: dict[str, Any] = {"queue_name": name, "group_id": "grpc", "consumer_id": "c", "max_messages": 2}
         found += (await ctx.done(f"{FLUXMQ}/Consume", **asked, wait_time={"seconds": 5})).messages
     seen = [(each.value, each.key, each.headers["h"]) for each in found]
     ctx.same("values, keys, headers", seen, [(b"a", b"k", b"1"), (b"b", b"j", b"2")])
@@ -359,7 +359,7 @@ async def restart(ctx: GrpcContext) -> None:
     What was not acknowledged comes again.
     """
     name, gone = await ctx.queue(2), await ctx.queue()
-    of = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
     for number in range(10):
         await ctx.done(f"{FLUXMQ}/Append", queue_name=name, value=b"%d" % number, partition=number % 2)
     found: list[Any] = []
