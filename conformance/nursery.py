@@ -24,7 +24,8 @@ from assay.conformance.case import Case
 from assay.conformance.targets import Damage, Endpoint, RunningTarget, Target, TargetStartError
 from assay.conformance.targets.process import FURTHER_PORTS, fill, placeholders, with_ports
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
+"""A machine that is busy takes so long to import what brokers are made of; nobody waits for it otherwise."""
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.002
 _GONE = "the process that starts brokers has ended"
