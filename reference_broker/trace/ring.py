@@ -26,6 +26,8 @@ MAX_TEXT: Final = 256
 """Characters of a name in a span; longer ones are cut."""
 SCHEDULED: Final = "scheduled"
 """Detail of a message that waits for its time."""
+CANCELLED: Final = "cancelled"
+"""Likewise, of one that was taken back before it."""
 EXPIRED: Final = "expired"
 """What the detail of a message begins with that expired."""
 _OF_KIND: Final = {
@@ -120,7 +122,7 @@ class Trace:
         found = [
             _status_of(span)
             for (message_id, group), span in latest.items()
-            if group or (message_id not in in_groups and (message_id or span.detail == SCHEDULED))
+            if group or (message_id not in in_groups and (message_id or span.detail in (SCHEDULED, CANCELLED)))
         ]
         return min(found, key=_ORDER.index, default=TraceStatus.IN_PROGRESS)
 
@@ -128,6 +130,8 @@ class Trace:
 def _status_of(span: TraceEvent) -> TraceStatus:
     if span.kind is TraceKind.DISCARDED and span.detail.startswith(EXPIRED):
         return TraceStatus.EXPIRED
+    if span.kind is TraceKind.DISCARDED and span.detail == CANCELLED:
+        return TraceStatus.COMPLETED
     return _OF_KIND.get(span.kind, TraceStatus.IN_PROGRESS)
 
 

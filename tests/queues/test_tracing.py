@@ -201,6 +201,24 @@ def test_a_delay_is_a_span(traced_with: Callable[..., QueueBench]) -> None:
     assert len(bench.engine.agenda.tracing) == 1
 
 
+def test_a_delay_that_is_cancelled_ends_its_trace(traced_with: Callable[..., QueueBench]) -> None:
+    bench = traced_with(ratio=1.0)
+    address, message = QueueAddress(queue="q", routing_key=""), Message(topic="$queue/q", payload=b"m")
+    ids: list[str] = []
+    bench.engine.publish(
+        address, message, bench.now, on_stored=lambda _, name: ids.append(name), options=PublishOptions(delay_ms=7_000)
+    )
+    bench.turn()
+    bench.now += 2
+    assert bench.engine.cancel_delayed("q", ids[0], bench.now)
+    bench.turn()
+    (trace,) = bench.engine.agenda.tracing.ring.latest()
+    last = trace.spans[-1]
+    assert (last.kind, last.detail, last.duration_ns) == (K.DISCARDED, "cancelled", 2_000_000_000)
+    assert trace.status is TraceStatus.COMPLETED
+    assert len(bench.engine.agenda.tracing) == 0
+
+
 def test_expiry_is_a_span(traced_with: Callable[..., QueueBench]) -> None:
     bench = traced_with()
     bench.consumer(room=0)

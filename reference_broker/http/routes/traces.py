@@ -16,7 +16,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Call
 from assay.reference_broker.http.shapes import timestamp
 from assay.reference_broker.queues.messages.durations import parse_time_ms
-from assay.reference_broker.trace.ring import SCHEDULED, Trace, TraceRing, TraceStatus
+from assay.reference_broker.trace.ring import CANCELLED, SCHEDULED, Trace, TraceRing, TraceStatus
 from assay.reference_broker.trace.schema import TraceEvent, TraceKind
 
 AREA = Area("traces", "Traces of messages; also at /traces and /v1/traces.")
@@ -105,6 +105,8 @@ class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
 def _event_of(span: TraceEvent) -> str:
     if span.kind is TraceKind.DELAYED:
         return "delay.scheduled" if span.detail == SCHEDULED else "delay.fired"
+    if span.kind is TraceKind.DISCARDED and span.detail == CANCELLED:
+        return "delay.canceled"
     return _EVENTS.get(span.kind, span.kind.value)
 
 

@@ -41,6 +41,7 @@ from assay.reference_broker.queues.messages.stored_message import DELAY_HEADER, 
 from assay.reference_broker.queues.messages.trace_context import sample
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.trace.ring import CANCELLED
 from assay.reference_broker.trace.schema import TraceKind
 from assay.reference_broker.trace.tracing import Traced
 
@@ -492,6 +493,9 @@ class DelayStore:
         if not self._waiting.cancel(offset):
             return False
         self.counts.cancelled += 1
+        traced = self._log.traced.get(offset) if self._log.traced else None
+        if traced is not None:
+            self._log.happened(TraceKind.DISCARDED, traced, "", "", 0, CANCELLED, 0)
         self.finish(offset, confirm)
         return True
 
