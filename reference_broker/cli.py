@@ -29,6 +29,8 @@ from assay.reference_broker.config import (
     ConfigError,
     ListenerConfig,
     ListenerProtocol,
+    LogConfig,
+    LogLevel,
     Scope,
     check_config,
     load_config,
@@ -77,7 +79,7 @@ def serve(
     clients are accepted on loopback addresses only. Clients that are refused or cut are logged on standard error, in
     bounded numbers.
     """
-    log_to_stderr(logging.DEBUG if verbose else logging.INFO)
+    log_to_stderr(LogConfig())
 
     def read() -> BrokerConfig:
         settings = BrokerConfig()
@@ -99,6 +101,7 @@ def serve(
     if check:
         typer.echo("the configuration is fine")
         return
+    log_to_stderr(msgspec.structs.replace(settings.log, level=LogLevel.DEBUG) if verbose else settings.log)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         raise typer.Exit(runner.run(_serve(settings, read)))
 

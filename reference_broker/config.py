@@ -186,6 +186,32 @@ class TraceConfig(Section, frozen=True, kw_only=True):
     """JSON lines file (``.zst`` compresses); empty = off."""
 
 
+class LogFormat(StrEnum):
+    """How ``assay serve`` writes its log on standard error."""
+
+    TEXT = "text"
+    JSON = "json"
+    """An object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``."""
+
+
+class LogLevel(StrEnum):
+    """What is logged: this, and what is worse."""
+
+    DEBUG = "debug"
+    """Who comes and goes, too."""
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """The log of ``assay serve``; a program that embeds a broker has its own."""
+
+    format: LogFormat = LogFormat.TEXT
+    level: LogLevel = LogLevel.INFO
+    """From the start on; an administrator may change it over HTTP."""
+
+
 class TestingConfig(Section, frozen=True, kw_only=True):
     """For tests of what takes time. Refused unless every listener is on loopback."""
 
@@ -223,6 +249,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
     tracing: TracingConfig = TracingConfig()
+    log: LogConfig = LogConfig()
     testing: TestingConfig = TestingConfig()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from datetime import UTC, datetime
+
+from assay.reference_broker.config import LogConfig, LogFormat
 
 INTERVAL_S = 10.0
 MOST_OF_A_KIND = 10
@@ -54,15 +58,35 @@ class OneLine(logging.Formatter):
     """Control characters are escaped and long texts cut: nobody forges a line by the name of a client."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        message = record.message
-        if len(message) > _MOST_CHARACTERS:
-            message = f"{message[:_MOST_CHARACTERS]}... ({len(message)} characters)"
-        record.message = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", message)
+        record.message = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", _cut(record.message))
         return super().formatMessage(record)
 
 
-def log_to_stderr(level: int) -> None:
-    """Set up the process's log, for a command that runs a broker."""
+class JsonLine(logging.Formatter):
+    """An object a line, as :class:`LogFormat` has it; with ``exception`` where one was raised."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Formatter`."""
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _cut(record.getMessage()),
+        }
+        if record.exc_info:
+            told["exception"] = _cut(self.formatException(record.exc_info))
+        return json.dumps(told)
+
+
+def _cut(message: str) -> str:
+    if len(message) <= _MOST_CHARACTERS:
+        return message
+    return f"{message[:_MOST_CHARACTERS]}... ({len(message)} characters)"
+
+
+def log_to_stderr(config: LogConfig) -> None:
+    """Set up the process's log, for a command that runs a broker. Twice is fine: the last one holds."""
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    is_json = config.format is LogFormat.JSON
+    handler.setFormatter(JsonLine() if is_json else OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)

@@ -202,3 +202,10 @@ def test_figures_that_are_left_out_are_counted(busy: Served, monkeypatch: pytest
     assert sum(name == "mqtt_queue_depth" for name, _ in found) == 1
     assert found["assay_metrics_left_out", ""] >= 1
     assert not any(name == "goqueue_group_members" for name, _ in found)
+
+
+def test_the_log_of_a_program_around_is_its_own(served: Served) -> None:
+    """A broker that is embedded changes no levels of its program."""
+    ask = served.client()
+    assert ask.get("/api/v1/log").json()["code"] == ask.put("/api/v1/log", json={"level": "error"}).json()["code"]
+    assert ask.get("/api/v1/log").status_code == 501

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from datetime import datetime
 
 import pytest
 
-from assay.reference_broker.server.log_lines import INTERVAL_S, MOST_LINES, MOST_OF_A_KIND, LogLimit, OneLine
+from assay.reference_broker.server.log_lines import INTERVAL_S, MOST_LINES, MOST_OF_A_KIND, JsonLine, LogLimit, OneLine
 
 log = logging.getLogger("assay.test")
 
@@ -44,3 +47,21 @@ def test_nobody_forges_a_line() -> None:
     assert shown == "INFO a\\u000d\\u000aWARNING forged\\u001b[2J\\u2028b"
     record.msg, record.args = "x" * 65_535, ()
     assert len(OneLine("%(message)s").format(record)) < 2_100
+
+
+def test_json_is_an_object_a_line_whatever_a_client_calls_itself() -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        found = sys.exc_info()
+    name = 'x"\n2026 ERROR forged' + "y" * 10_000
+    record = logging.LogRecord("assay.broker", logging.WARNING, __file__, 1, "client %s", (name,), found)
+    line = JsonLine().format(record)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told["message"].startswith('client x"\n2026 ERROR forged')
+    assert told["message"].endswith("characters)")
+    assert len(line) < 10_000
+    assert (told["level"], told["logger"]) == ("warning", "assay.broker")
+    assert datetime.fromisoformat(told["time"]).timestamp() == pytest.approx(record.created, abs=0.001)
+    assert "ValueError" in told["exception"]

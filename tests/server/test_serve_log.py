@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 WAIT_S = 20.0
 CONNECT_5 = bytes.fromhex("101000044d51545405020000000003626164")
@@ -74,3 +77,24 @@ def test_an_address_of_the_network_without_users_is_warned_of_and_each_refusal_i
             if "(bad) has gone" in line:
                 break
     assert "refuses every client" not in log
+
+
+def test_the_log_is_json_and_tells_more_once_it_is_asked_to(tmp_path: Path) -> None:
+    config = tmp_path / "broker.yaml"
+    config.write_text("listeners: [{port: 0}, {port: 0, protocols: [http]}]\nlog: {format: json, level: warning}\n")
+    command = [sys.executable, "-m", "assay.cli", "serve", "--config", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            ports = [int(process.stdout.readline().rsplit(":", 1)[1]) for _ in range(2)]
+            with httpx.Client(base_url=f"http://127.0.0.1:{ports[1]}", timeout=WAIT_S) as client:
+                assert client.get("/api/v1/log").json() == {"level": "warning"}
+                assert client.put("/api/v1/log", json={"level": "loud"}).json()["code"] == "bad_request"
+                exchange(ports[0], CONNECT_5 + PUBLISH_TO_A_FILTER)  # nobody is told of it
+                assert client.put("/api/v1/log", json={"level": "info"}).json() == {"level": "info"}
+            exchange(ports[0], CONNECT_5 + PUBLISH_TO_A_FILTER)
+            told = json.loads(line_with(process, "{"))
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)
+    assert (told["level"], "[MQTT-3.3.2-2]" in told["message"]) == ("info", True)

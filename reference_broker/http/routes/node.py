@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -9,11 +10,14 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
-from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, answered
+from assay.reference_broker.api.problems import Code, RequestError
+from assay.reference_broker.config import LogLevel, Scope
+from assay.reference_broker.http.areas import Area, Asked, Call, answered, body
 
 OPEN = Area("health", "Whether the broker is there; open to everybody.", prefix="")
 AREA = Area("node", "The broker as a whole.")
+_LOGGER = logging.getLogger("assay")
+"""Of all that this project logs."""
 _LOOK_S = 1.0
 """Anybody may ask whether the broker is ready: it looks no more often than so."""
 
@@ -100,6 +104,35 @@ async def readyz(request: Request) -> Response:
 async def version(call: Asked) -> Version:
     """What runs here."""
     return Version(version=metadata.version("assay-mq"), node=call.service.turn()[0].node.config.node)
+
+
+class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the broker's process logs: this level, and what is worse."""
+
+    level: LogLevel
+
+
+def _own_log(call: Call) -> None:
+    """Raises :class:`QueueError` for who may not, :class:`RequestError` where the log is of a program around."""
+    call.caller.administer("log")
+    if call.service.turn()[0].read_again is None:
+        raise RequestError(Code.UNSUPPORTED, "the program that this broker is part of has its own log")
+
+
+@AREA.get("/log", Logging, Scope.ADMIN, errors=(Code.UNSUPPORTED,))
+async def log_level(call: Asked) -> Logging:
+    """What is logged now."""
+    _own_log(call)
+    effective = logging.getLevelName(_LOGGER.getEffectiveLevel()).lower()
+    return Logging(level=LogLevel(effective) if effective in list(LogLevel) else LogLevel.ERROR)
+
+
+@AREA.put("/log", Logging, Scope.ADMIN, body=Logging, errors=(Code.UNSUPPORTED,))
+async def set_log_level(call: Asked, wanted: Annotated[Logging, body(Logging)]) -> Logging:
+    """Log more or less from now on, until the process ends."""
+    _own_log(call)
+    _LOGGER.setLevel(wanted.level.upper())
+    return wanted
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
