@@ -67,6 +67,7 @@ def _take(chromium: str, url: str, folder: Path, picture: Path) -> None:
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
+        "--disable-dev-shm-usage",
         "--no-first-run",
         "--hide-scrollbars",
         "--disable-background-networking",
