@@ -371,7 +371,7 @@ class Publishing:
     def _origins(run: _Run, positions: list[int]) -> Origin | list[Origin] | None:
         """Of these, or the one of all of them; None where some go by themselves."""
         origins = run.origins
-        if len(positions) < len(origins):
+        if len(positions) != len(origins):
             origins = [origins[each] for each in positions]
         first = origins[0]
         if origins.count(first) == len(origins):
