@@ -11,6 +11,8 @@ event's ``index`` (the total order), ``consumer_group`` its ``group``.
 ``faults``        one row per fault: kind, first and last moment
 ``scopes``        (queue, group): since when subscribed, whether it and its dead-letter queue were drained
 ``started``       first event of each process
+``commits``       one row per transaction that a COMMIT was invoked for
+``links``         the connections of MQTT sessions
 ``contracts``     what the broker of each run promised
 """
 
@@ -33,11 +35,12 @@ from assay.reference_broker.trace.fault_classes import (
     DELAYING,
     REFUSING,
     UNCERTAIN,
+    WRONG_CLOCK,
     Lies,
     destroys,
     timeout_of,
 )
-from assay.reference_broker.trace.schema import Contract, HistoryHeader
+from assay.reference_broker.trace.schema import Contract, HistoryHeader, OpKind
 from assay.spark_analysis.schemas import literal_frame, struct_type
 from assay.spark_analysis.session import together
 
@@ -57,6 +60,7 @@ FROM {events}
 SENDS: Final = """
 WITH invoked AS (
     SELECT run_id, idx, time_ns, queue, key, value, producer, seq, txn, qos, delay_ns, f = 'will' AS is_will,
+           reason = 'removes' AS removes,
            if(lane < 0, 2, lane) AS lane,
            -- a publish that could not be sent when its schedule wanted it says when that was
            coalesce(try_cast(nullif(regexp_extract(detail, '^intended_ns=([0-9]+)', 1), '') AS BIGINT), time_ns)
@@ -83,7 +87,7 @@ SELECT i.run_id, i.value,
        min_by(i.intended_ns, i.idx) AS intended_ns, count(*) AS invocations,
        min_by(i.txn, i.idx) AS txn, min_by(i.qos, i.idx) AS qos, min_by(i.delay_ns, i.idx) AS delay_ns,
        min_by(i.lane, i.idx) AS lane,
-       bool_or(i.is_will) AS is_will,
+       bool_or(i.is_will) AS is_will, min_by(i.removes, i.idx) AS removes,
        CASE WHEN bool_or(c.first.type = 'ok') THEN 'ok'
             WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'
             ELSE 'info' END AS status,
@@ -102,7 +106,7 @@ FROM published p LEFT JOIN cancelled x ON x.run_id = p.run_id AND x.value = p.va
 
 DELIVERIES: Final = """
 SELECT run_id, idx, time_ns, process, queue, consumer_group, value, message_id, partition, offset, delivery_count,
-       redelivered, reason,
+       redelivered, reason, qos,
        startswith(queue, '$dlq/') AS is_dead, startswith(queue, '$mqtt/') AS is_mqtt,
        regexp_replace(queue, '^[$]dlq/', '') AS home,
        row_number() OVER (PARTITION BY run_id, queue, consumer_group, value ORDER BY idx) AS nth,
@@ -118,7 +122,8 @@ WITH completed AS (
     FROM {events} WHERE f IN ('ack', 'nack', 'reject') AND type <> 'invoke' AND idx > op AND op >= 0
     GROUP BY run_id, op
 )
-SELECT i.run_id, i.f AS kind, i.process, i.queue, i.consumer_group, i.value, i.idx AS inv_idx, i.time_ns AS inv_ns,
+SELECT i.run_id, i.f AS kind, i.process, i.queue, i.consumer_group, i.value, i.txn, i.idx AS inv_idx,
+       i.time_ns AS inv_ns,
        coalesce(c.first.type, 'info') AS status,
        coalesce(c.first.idx, -1) AS cpl_idx, coalesce(c.first.time_ns, -1) AS cpl_ns
 FROM {events} i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
@@ -129,13 +134,56 @@ SESSION_ENDS: Final = "SELECT run_id, process, idx, time_ns FROM {events} WHERE 
 
 STARTED: Final = "SELECT run_id, process, min(idx) AS since FROM {events} GROUP BY run_id, process"
 
+COMMITS: Final = """
+WITH asked AS (
+    SELECT run_id, txn, max(idx) AS idx FROM {events} WHERE f = 'commit' AND type = 'invoke' GROUP BY run_id, txn
+)
+SELECT a.run_id, a.txn, a.idx AS inv_idx, coalesce(min_by(c.type, c.idx), 'info') AS status
+FROM asked a LEFT JOIN {events} c
+    ON c.run_id = a.run_id AND c.op = a.idx AND c.f = 'commit' AND c.type <> 'invoke' AND c.idx > a.idx
+GROUP BY a.run_id, a.txn, a.idx
+"""
+
+LINKS: Final = """
+WITH asked AS (
+    SELECT run_id, consumer_group AS session, process, delay_ns AS expiry_ns, idx AS inv_idx, time_ns AS inv_ns,
+           detail = 'MQTT 3.1.1' AS old,
+           lead(idx) OVER (PARTITION BY run_id, process ORDER BY idx) AS next_idx
+    FROM {events} WHERE f = 'connect' AND type = 'invoke' AND consumer_group <> ''
+),
+answered AS (
+    SELECT run_id, op, min_by(struct(type, idx, time_ns, reason), idx) AS first FROM {events}
+    WHERE f = 'connect' AND type <> 'invoke' AND consumer_group <> '' AND idx > op AND op >= 0 GROUP BY run_id, op
+),
+ended AS (
+    SELECT a.run_id, a.inv_idx, max_by(struct(e.idx, e.time_ns, e.time_ns - greatest(0, e.delay_ns) AS alive_ns), e.idx)
+           AS last
+    FROM asked a JOIN {events} e ON e.run_id = a.run_id AND e.process = a.process AND e.f = 'session_end'
+        AND e.idx > a.inv_idx AND coalesce(e.idx < a.next_idx, TRUE)
+    GROUP BY a.run_id, a.inv_idx
+),
+told AS (  -- who was not let in is out with the answer
+    SELECT a.*, c.first,
+           if(c.first.type <> 'ok' AND coalesce(e.last.idx < c.first.idx, TRUE),
+              named_struct('idx', c.first.idx, 'time_ns', c.first.time_ns, 'alive_ns', a.inv_ns), e.last) AS last
+    FROM asked a LEFT JOIN answered c ON c.run_id = a.run_id AND c.op = a.inv_idx
+    LEFT JOIN ended e ON e.run_id = a.run_id AND e.inv_idx = a.inv_idx
+)
+SELECT run_id, session, process, expiry_ns, inv_idx, inv_ns, old, coalesce(first.type, 'info') AS status,
+       coalesce(first.reason = 'present', FALSE) AS present, coalesce(first.idx, -1) AS ok_idx,
+       coalesce(first.time_ns, -1) AS ok_ns, last.time_ns AS end_ns, last.alive_ns
+FROM told
+"""
+
 SCOPES: Final = """
 WITH drains AS (  -- the last drain of a scope decides
-    SELECT run_id, queue, consumer_group, max_by(type, idx) = 'ok' AS emptied, max_by(type, idx) = 'fail' AS ended
+    SELECT run_id, queue, consumer_group, max_by(type, idx) = 'ok' AS emptied, max_by(type, idx) = 'fail' AS ended,
+           max_by(time_ns, idx) AS at_ns
     FROM {events} WHERE f = 'drain' AND type <> 'invoke' GROUP BY run_id, queue, consumer_group
 ),
 drained AS (
-    SELECT run_id, map_from_entries(collect_list(struct(struct(queue, consumer_group), emptied))) AS of_scope
+    SELECT run_id, map_from_entries(collect_list(struct(struct(queue, consumer_group), struct(emptied, at_ns))))
+           AS of_scope
     FROM drains GROUP BY run_id
 ),
 dead_drained AS (  -- a dead-letter queue is empty when all who read it say so
@@ -159,16 +207,19 @@ answered AS (  -- the most specific drain: of queue and group, of the queue, of 
     SELECT n.*, k.dead_letters AND NOT startswith(n.queue, '$mqtt/') AS dead_letters, coalesce(e.ended, FALSE) AS ended,
            coalesce(try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', n.consumer_group)),
                     try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', '')),
-                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')), FALSE) AS drained,
+                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', ''))) AS drain,
            coalesce(try_element_at(x.of_queue, n.queue),
-                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')), FALSE) AS dead_drained
+                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')).emptied, FALSE)
+           AS dead_drained
     FROM named n
     JOIN {contracts} k ON k.run_id = n.run_id
     LEFT JOIN drained d ON d.run_id = n.run_id
     LEFT JOIN dead_drained x ON x.run_id = n.run_id
     LEFT JOIN drains e ON e.run_id = n.run_id AND e.queue = n.queue AND e.consumer_group = n.consumer_group
 )
-SELECT *, drained AND (dead_drained OR NOT dead_letters) AS closed FROM answered
+SELECT * EXCEPT (drain), coalesce(drain.emptied, FALSE) AS drained, drain.at_ns AS drained_ns,
+       coalesce(drain.emptied, FALSE) AND (dead_drained OR NOT dead_letters) AS closed
+FROM answered
 """
 
 _FAULT_TYPE: Final = StructType(
@@ -185,6 +236,7 @@ _FAULT_TYPE: Final = StructType(
         StructField("delays", BooleanType()),
         StructField("leaves_doubt", BooleanType()),
         StructField("refuses", BooleanType()),
+        StructField("wrong_clock", BooleanType()),
         StructField("destroys", BooleanType()),
         StructField("destroyed_to", LongType()),
     ]
@@ -217,6 +269,7 @@ class FaultSpan(msgspec.Struct, kw_only=True):
     delays: bool = False
     leaves_doubt: bool = False
     refuses: bool = False
+    wrong_clock: bool = False
     destroys: bool = False
     """The contract lets it destroy what was acknowledged, before ``destroyed_to``."""
     destroyed_to: int = -1
@@ -225,7 +278,7 @@ class FaultSpan(msgspec.Struct, kw_only=True):
         """Say what it lets a broker do; ``lied``: syncs had lied before it."""
         self.crashes, self.cuts = self.kind in CRASHING, self.kind in CUTTING
         self.delays, self.leaves_doubt = self.kind in DELAYING, self.kind in UNCERTAIN
-        self.refuses = self.kind in REFUSING
+        self.refuses, self.wrong_clock = self.kind in REFUSING, self.kind in WRONG_CLOCK
         self.destroys = destroys(self.kind, contract.acked_means, lied=lied)
         if self.destroys:
             self.destroyed_to = END_IDX if self.kind in DAMAGING else self.from_idx
@@ -294,6 +347,12 @@ class Tables:
         self.frames["scopes"] = self.stored("scopes", partial(self.query, SCOPES))
         self.frames["session_ends"] = self.query(SESSION_ENDS)
         self.frames["started"] = self.query(STARTED)
+        self.frames["commits"] = self.query(COMMITS)
+        kinds = "SELECT DISTINCT f FROM {events} WHERE f <> 'connect' OR consumer_group <> ''"
+        self.told = {row["f"] for row in self.query(kinds).collect()}
+        """The kinds of events that there are; of CONNECT those of sessions alone count."""
+        links = partial(self.query, LINKS)
+        self.frames["links"] = self.stored("links", links) if OpKind.CONNECT in self.told else links()
 
     def stored(self, name: str, *makers: Callable[[], DataFrame]) -> DataFrame:
         """The rows of the frames that the makers give, all of one schema: computed now and read back from Parquet."""

@@ -51,7 +51,8 @@ LIMIT :findings_max
 
 _EVIDENCE: Final = """
 WITH told AS (
-    SELECT e.*, TRUE AS is_told FROM {events} e JOIN {shown} s ON s.run_id = e.run_id AND s.value = e.value
+    SELECT e.*, TRUE AS is_told FROM {events} e
+    JOIN {shown} s ON s.run_id = e.run_id AND s.value = e.value AND e.value <> ''
     UNION ALL
     SELECT e.*, FALSE FROM {events} e JOIN (SELECT DISTINCT run_id FROM {shown}) s ON s.run_id = e.run_id
     WHERE e.f IN ('fault', 'drain') AND e.value = ''

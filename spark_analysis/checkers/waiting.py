@@ -1,23 +1,10 @@
-"""``transactions`` (E1), ``delays`` (D13, A17), ``cursor`` (F14): nothing comes before its time, or once it is
-undone.
-"""
+"""``delays`` (D13, A17), ``cursor`` (F14): nothing comes before its time, or once it is undone."""
 
 from __future__ import annotations
 
 from typing import Final
 
 PARAMETERS: Final = {"slack_ns": 10_000_000}  # one tick of a timer, and what two clocks of a machine may differ by
-
-PRECOMMITTED: Final = """
-WITH asked AS (
-    SELECT run_id, txn, max(idx) AS idx FROM {events} WHERE f = 'commit' AND type = 'invoke' GROUP BY run_id, txn
-)
-SELECT d.run_id, 'transactions' AS checker, 'E1' AS anomaly, 'safety' AS severity, d.queue, d.consumer_group, d.value,
-       d.idx, 'before its commit' AS detail
-FROM {deliveries} d
-JOIN {sends} s ON s.run_id = d.run_id AND s.value = d.value AND s.txn <> ''
-JOIN asked c ON c.run_id = s.run_id AND c.txn = s.txn AND d.idx < c.idx
-"""
 
 DELAYS: Final = """
 WITH delayed AS (
@@ -27,7 +14,7 @@ WITH delayed AS (
 ),
 wrong_clock AS (
     SELECT DISTINCT d.run_id, d.idx FROM delayed d JOIN {faults} f ON f.run_id = d.run_id
-    WHERE f.kind IN ('clock_rate', 'clock_jump') AND f.from_idx < d.idx
+    WHERE f.wrong_clock AND f.from_idx < d.idx
 ),
 undone AS (
     SELECT DISTINCT d.run_id, d.idx FROM delayed d JOIN {faults} f ON f.run_id = d.run_id AND f.destroys

@@ -10,6 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from assay.reference_broker.trace.files import HistoryWriter
 from assay.reference_broker.trace.schema import (
     AckedMeans,
@@ -373,6 +375,8 @@ def _random_event(
         )
     if kind in (OpKind.ACK, OpKind.NACK, OpKind.REJECT):
         settled = {"queue": queue, "group": group, "value": value}
+        if not plain and rng.random() < 0.3:
+            settled["txn"] = rng.choice(("t1", "t2"))
         if completes:
             return HistoryEvent(**common, type=outcome, op=op, **settled)
         return HistoryEvent(**common, type=OpType.INVOKE, **settled)
@@ -392,6 +396,115 @@ def _random_event(
         op = rng.choice(delivered or [-1])
         return HistoryEvent(**common, type=OpType.OK, queue=queue, group=group, value=value, op=op)
     return HistoryEvent(**common, type=OpType.OK)
+
+
+_MQTT_STEPS = {
+    OpKind.CONNECT: 6,
+    OpKind.SESSION_END: 3,
+    OpKind.WILL: 4,
+    OpKind.PUBLISH: 10,
+    OpKind.DELIVER: 14,
+    OpKind.READ: 10,
+    OpKind.SUBSCRIBE: 2,
+    OpKind.DRAIN: 1,
+    OpKind.FAULT: 1,
+    OpKind.IGNORE: 1,
+}
+
+
+def mqtt_chaos(seed: int, events: int = 70) -> tuple[HistoryHeader, list[HistoryEvent]]:
+    """As :func:`chaos`, of sessions, shares, retained messages and wills: some of it lawful, some not."""
+    rng = random.Random(seed)
+    contract = msgspec.structs.replace(_contract(rng), dead_letters=False)
+    header = HistoryHeader(run_id=f"mqtt-{seed}", contract=contract)
+    faults = rng.sample(("crash", "power_loss", "partition", "latency", "clock_jump", "bit_rot", "disk_full"), 2)
+    made: list[HistoryEvent] = []
+    time_ns = 0
+    for index in range(events):
+        time_ns += rng.choice((0, 1_000_000, 1_000_000, 300_000_000, 1_500_000_000))
+        (kind,) = rng.choices(list(_MQTT_STEPS), list(_MQTT_STEPS.values()))
+        invoked = [event for event in made if event.f is kind and event.type is OpType.INVOKE][-3:]
+        asked = rng.choice(invoked) if invoked and rng.random() < 0.6 else None
+        fields = _answer(rng, asked, made) if asked is not None else _mqtt_step(rng, kind, made, faults)
+        made.append(HistoryEvent(index=index, time_ns=time_ns, f=kind, **{"process": "x", **fields}))
+    if rng.random() < 0.8:
+        time_ns += rng.choice((0, 6_000_000_000))
+        made.append(
+            HistoryEvent(
+                index=events, time_ns=time_ns, process="drain", f=OpKind.DRAIN, type=OpType.OK, queue="$mqtt/s"
+            )
+        )
+    return header, made
+
+
+def _answer(rng: random.Random, asked: HistoryEvent, made: list[HistoryEvent]) -> dict[str, Any]:
+    """The completion of an invocation."""
+    outcome = rng.choices((OpType.OK, OpType.FAIL, OpType.INFO), (6, 2, 1))[0]
+    fields: dict[str, Any] = {"type": outcome, "op": asked.index, "process": asked.process, "value": asked.value}
+    if asked.f is OpKind.CONNECT:
+        return {**fields, "group": asked.group, "reason": rng.choice(("present", "new"))}
+    if asked.f is OpKind.FAULT:
+        return {**fields, "detail": asked.detail}
+    if asked.f is OpKind.READ:
+        written = [event.value for event in made if event.key.startswith("s/r/0") and not event.reason]
+        value = rng.choice(written) if written and rng.random() < 0.8 else rng.choice(("", "w-5"))
+        return {**fields, "type": OpType.OK, "group": "s/r/0", "value": value}
+    return fields
+
+
+def _mqtt_step(rng: random.Random, kind: OpKind, made: list[HistoryEvent], faults: list[str]) -> dict[str, Any]:
+    """Something that nobody was asked for before."""
+    client, life = rng.choice(("s0", "l0")), rng.randrange(4)
+    process = f"{client}.{life}"
+    match kind:
+        case OpKind.CONNECT:
+            expiry_ns = rng.choice((-1, 0, 1_000_000_000, 2_000_000_000))
+            detail = rng.choice(("MQTT 3.1.1", "MQTT 5.0"))
+            return {
+                "type": OpType.INVOKE,
+                "process": process,
+                "group": client,
+                "delay_ns": expiry_ns,
+                "detail": detail,
+            }
+        case OpKind.SESSION_END:
+            return {"type": OpType.OK, "process": process, "delay_ns": rng.choice((-1, 0, 500_000_000))}
+        case OpKind.WILL:
+            sent = {"queue": "$mqtt/s", "value": f"l0-{life}", "producer": "l0", "seq": life, "qos": 1}
+            delay_ns = rng.choice((-1, 0, 1_000_000_000))
+            return {"type": OpType.INVOKE, "process": f"l0.{life}", "group": "l0", "delay_ns": delay_ns, **sent}
+        case OpKind.PUBLISH if rng.random() < 0.5:
+            seq, qos = rng.randrange(6), rng.choice((0, 1, 1, 2))
+            sent = {"queue": "$retained/s", "key": f"s/r/{rng.randrange(5) // 4}:{qos}", "value": f"w-{seq}"}
+            sent |= {"producer": "w", "seq": seq, "qos": qos, "reason": "removes" if seq % 3 == 0 else ""}
+            return {"type": OpType.INVOKE, "process": "w", **sent}
+        case OpKind.PUBLISH:
+            seq, qos = rng.randrange(5), rng.choice((0, 1, 2, 2))
+            sent = {"queue": "$mqtt/s", "key": f"s/t/0:{qos}", "value": f"p-{seq}"}
+            return {"type": OpType.INVOKE, "process": "p", "producer": "p", "seq": seq, "qos": qos, **sent}
+        case OpKind.DELIVER | OpKind.IGNORE:
+            shared = rng.random() < 0.4
+            value = f"p-{rng.randrange(5)}" if rng.random() < 0.8 else f"l0-{life}"
+            delivered = [event.index for event in made if event.f is OpKind.DELIVER]
+            return {
+                "type": OpType.OK,
+                "process": f"{rng.choice(('h0', 'h1'))}.{life % 2}" if shared else f"s0.{life}",
+                "queue": "$mqtt/s",
+                "group": "$share/x" if shared else rng.choice(("s0", "s0", "s1")),
+                "value": value,
+                "qos": rng.choice((0, 1, 1, 2)),
+                "op": rng.choice(delivered or [-1]) if kind is OpKind.IGNORE else -1,
+            }
+        case OpKind.READ:
+            return {"type": OpType.INVOKE, "process": "r.0", "queue": "$retained/s"}
+        case OpKind.SUBSCRIBE:
+            group = rng.choice(("s0", "s1", "$share/x"))
+            return {"type": OpType.OK, "process": process, "queue": "$mqtt/s", "group": group}
+        case OpKind.DRAIN:
+            outcome, group = rng.choice((OpType.OK, OpType.FAIL, OpType.INFO)), rng.choice(("s0", "s1"))
+            return {"type": outcome, "process": "drain", "queue": "$mqtt/s", "group": group}
+        case _:
+            return {"type": OpType.INVOKE, "process": "faults", "detail": rng.choice(faults)}
 
 
 def write(path: Path, events: list[HistoryEvent], contract: Contract = CONTRACT, run_id: str = "test") -> Path:
