@@ -151,15 +151,16 @@ async def bad_expiration(ctx: AmqpContext) -> None:
 async def queue_expires(ctx: AmqpContext) -> None:
     """A queue that is not used for x-expires is deleted; one that has a consumer is not.
 
-    200 ms each; the first is asked for until it is gone, and the second then still delivers.
+    500 ms for the one with a consumer, which may come late on a busy machine, and 600 ms for the other: that is asked
+    for until it is gone, and the first then still delivers.
     """
     ctx.is_timed = True
     connection = await ctx.client()
     channel = await connection.channel()
     await ctx.needs_argument("x-expires", 0)
-    used = await ctx.queue_with(channel, {"x-expires": 200})
+    used = await ctx.queue_with(channel, {"x-expires": 500})
     await channel.consume(used, no_ack=True)
-    unused = await ctx.queue_with(channel, {"x-expires": 200})
+    unused = await ctx.queue_with(channel, {"x-expires": 600})
     # Asking by Declare would be a use: what the default exchange cannot route comes back.
     asking = await connection.channel()
     soon = ctx.soon()
@@ -168,7 +169,7 @@ async def queue_expires(ctx: AmqpContext) -> None:
         await asking.barrier()
         if any(event.name == "basic.return" for event in asking.inbox):
             break
-        ctx.must(soon(), "expected an unused queue to be deleted after 200 ms; seen it for seconds")
+        ctx.must(soon(), "expected an unused queue to be deleted after 600 ms; seen it for seconds")
     channel.publish("", used, b"still")
     await channel.delivery(b"still")
 
