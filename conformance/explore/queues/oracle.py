@@ -64,6 +64,16 @@ class Oracle(Limits, Settlements):
         self._expire(copy)
         return copy
 
+    def sent_again(self, message: Message) -> None:
+        """It may come by that for the first time, if nobody knows of it: to groups, too, that have come meanwhile."""
+        if message.sure:
+            return
+        self.serial += 1
+        message.until = max(message.until, float(self.serial))
+        for copy in [group.copies[message] for group in message.queue.groups.values()]:
+            if copy.clauses == ("Q-CURSOR-02",):
+                self._become(copy, {*copy.spots, Spot(Kind.READY, 0, message.at, message.by)})
+
     def note_unneeded(self, queue: Queue) -> None:
         """What no group needs may be deleted."""
         for message in queue.messages:

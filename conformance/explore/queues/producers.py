@@ -11,7 +11,7 @@ from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Asking
 from assay.conformance.explore.queues.books import violation
 from assay.conformance.explore.queues.requests import message_of
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.state import Queue
+from assay.conformance.explore.queues.state import Message, Queue
 from assay.conformance.wire import Puback, Publish
 
 _REMEMBERED = 32
@@ -23,6 +23,7 @@ class _Sent:
     """A message as it was sent."""
 
     publish: Publish
+    message: Message
     answered: Callable[[bool | None], None] | None
     """What is told the first answer, until there is one."""
     message_id: str = ""
@@ -67,10 +68,10 @@ class NumberedRequests(Asking):
             self._send_refused(numbering, queue, partition, len(sent) + 1, "Q-IDEM-03")
         elif is_open or (step.what is plan.Number.AGAIN and sent):
             back = 1 if is_open else 1 + step.back % min(_REMEMBERED, len(sent))
+            self.oracle.sent_again(sent[-back].message)
             self._send_numbered(step.producer, sent[-back], f"sequence {len(sent) - back} once more")
         else:
-            publish, answered = self._new(numbering, queue, partition, len(sent))
-            sent.append(_Sent(publish, answered))
+            sent.append(_Sent(*self._made(numbering, queue, partition, len(sent), is_told=True)))
             self._send_numbered(step.producer, sent[-1], f"sequence {len(sent) - 1}")
 
     def _initialise(self, producer: int) -> _Numbering:
@@ -82,15 +83,9 @@ class NumberedRequests(Asking):
         made = self._numberings[producer] = _Numbering(named)
         return made
 
-    def _new(
-        self, numbering: _Numbering, queue: Queue, partition: int, sequence: int
-    ) -> tuple[Publish, Callable[[bool | None], None]]:
-        publish, _, answered = self._made(numbering, queue, partition, sequence, is_told=True)
-        return publish, answered
-
     def _made(
         self, numbering: _Numbering, queue: Queue, partition: int, sequence: int, *, is_told: bool
-    ) -> tuple[Publish, int, Callable[[bool | None], None]]:
+    ) -> tuple[Publish, Message, Callable[[bool | None], None]]:
         number = next(self._numbers)
         step = plan.Publish(partition=partition)
         message, properties = message_of(step, queue, number, self.oracle.serial, self.token)
@@ -100,7 +95,7 @@ class NumberedRequests(Asking):
         publish = Publish(
             topic=message.topic, payload=message.payload, qos=1, properties=type(properties)(user_property=named)
         )
-        return publish, number, answered
+        return publish, message, answered
 
     def _send_numbered(self, producer: int, sent: _Sent, what: str) -> None:
         answer = self._ask_numbered(producer, sent.publish, what)
@@ -118,8 +113,8 @@ class NumberedRequests(Asking):
             sent.answered = None
 
     def _send_refused(self, numbering: _Numbering, queue: Queue, partition: int, sequence: int, clause: str) -> None:
-        publish, number, _ = self._made(numbering, queue, partition, sequence, is_told=False)
-        what = f"sequence {sequence} (message {number})"
+        publish, message, _ = self._made(numbering, queue, partition, sequence, is_told=False)
+        what = f"sequence {sequence} (message {message.number})"
         answer = self._ask_numbered(0, publish, what)
         if answer is not None and answer.reason_code < FIRST_FAILURE_CODE:
             raise violation(QueueRule.NUMBERED, f"{what} is accepted", clause)

@@ -666,3 +666,23 @@ def test_of_what_may_be_on_its_way_to_a_consumer_nobody_knows_whether_it_was_sen
     assert copy.may(Kind.READY)
     assert copy.may(Kind.GONE)
     assert not any(message.sure for message in bench.queue.messages if message.is_replayed)
+
+
+# Messages that are numbered
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_sent_once_more_behind_a_kill_may_come_to_a_group_that_begins_at_the_latest(*, is_known: bool) -> None:
+    """Nobody saw whether the broker had it when it was killed: by the second time it may come anew."""
+    bench = Bench()
+    message, answered = bench.ask_publish()
+    if is_known:
+        answered(True)
+    bench.dies()
+    begun = GroupPlan(latest=True)
+    member = bench.oracle.join(bench.queue, "g", begun, lambda made: Member(made, "c", "c", 0, 0, 0), 0)
+    bench.oracle.sent_again(message)
+    if is_known:
+        accused("Q-CURSOR-02", lambda: bench.gives(member, message, 0))
+    else:
+        bench.gives(member, message, 0)
