@@ -142,10 +142,12 @@ class Asking(QueueClients):
         self._told(self._admin(f"queue/{queue.owner}{queue.name}/config", request), answered)
 
     def _replay(self, step: plan.Replay) -> None:
-        """Of letters that came in other ways, or may be there twice, nobody can tell what a replay makes of them."""
+        """Of letters that come by themselves, as what expires, or may be there twice, nobody can tell which go back."""
         queue = self._queue(step.queue)
         letters, settings = queue.letters, queue.plan
-        if letters is None or queue.is_limited or settings.ttl_s or settings.durability == "memory":
+        if letters is None or queue.is_limited or settings.ttl_s or settings.to_letters:
+            return
+        if settings.durability == "memory":
             return
         there = [letter for letter in letters.messages if not letter.ended]
         sources = [letter.source for letter in there if letter.source is not None and not letter.counts_before]
