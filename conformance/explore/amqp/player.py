@@ -482,7 +482,10 @@ class AmqpPlayer(AmqpAsking):
             if multiple and step.everything
             else [each for each in tags if each == tag or (multiple and each < tag)]
         )
-        fields: dict[str, Any] = {"delivery_tag": 0 if multiple and step.everything else tag}
+        # What is on its way would be settled by tag 0, too, and nobody could say whether it was (seed 77, life 577).
+        is_more_coming = any(each.has_room and each.queue.ready for each in link.consumers.values())
+        everything = tags[-1] if is_more_coming else 0
+        fields: dict[str, Any] = {"delivery_tag": everything if multiple and step.everything else tag}
         if verb != "reject":
             fields["multiple"] = multiple
         if verb != "ack":
