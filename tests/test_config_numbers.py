@@ -17,6 +17,8 @@ _REQUIRED: dict[str, dict[str, Any]] = {
     "tokens": {"name": "t", "user": "u", "hash": "x"},
     "tls": {"certificate": "a", "key": "b"},
     "websocket": {},
+    "authenticate": {"url": "http://127.0.0.1/"},
+    "endpoints": {"url": "http://127.0.0.1/"},
 }
 
 
@@ -43,7 +45,7 @@ def _configuration(path: tuple[str, ...], value: object) -> dict[str, Any]:
             data = {**_REQUIRED.get(name, {}), **data}
             if name == "listeners" and "websocket" in path:
                 data["transport"] = "websocket"
-            if name in ("listeners", "configured", "tenants", "tokens"):
+            if name in ("listeners", "configured", "tenants", "tokens", "endpoints"):
                 data = [data]
         data = {name: data}
     assert isinstance(data, dict)
