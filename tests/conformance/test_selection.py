@@ -138,7 +138,7 @@ def test_each_protocol_is_asked_of_those_alone_who_speak_it() -> None:
     assert for_target(amqp, plain) == amqp, "nothing else was asked for, and nothing is known of the broker"
     speaks = Target(name="x", capabilities={"amqp091": True, "mqtt311": False, "mqtt5": False})
     assert for_target(everything, speaks) == amqp
-    assert left_out(everything, speaks).keys() == {"mqtt311", "queues"}
+    assert left_out(everything, speaks).keys() == {"mqtt311", "queues", "http", "grpc"}
     both = Target(name="x", capabilities={"amqp091": True})
     spoken = {case.id for case in for_target(everything, both)}
     assert spoken == {case.id for case in (*for_target(everything, plain), *amqp)}
