@@ -146,7 +146,7 @@ class Nursery:
         self._ending: dict[int, float] = {}
         """Process id of a broker that was told to end, to the time at which it is killed if it still has not."""
 
-    def start(self, mutant: str, config: str, log: str, number: int, faces: bool) -> None:
+    def start(self, mutant: str, config: str, log: str, number: int, faces: bool = False) -> None:
         """Fork a broker; it prints its own ready line."""
         life, keep = os.pipe()
         pid = os.fork()
