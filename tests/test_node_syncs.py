@@ -1,7 +1,7 @@
 """No turn waits for the disk on account of what clients ask for: who is told of it waits for a job.
 
-What still syncs within a turn: a queue that is made or gets more partitions or other settings, the first of its
-messages with a priority, a time to live or a producer, a group that an administrator deletes, a segment that is freed.
+What still syncs within a turn: a queue that gets more partitions or other settings, the first of its messages with a
+priority, a time to live, a delay or a producer, a group that an administrator deletes, a segment that is freed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import QueueError
+from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from tests.support.amqp_client import AmqpClient, make_node, turn
 
@@ -197,3 +198,62 @@ def test_declare_ok_waits_and_what_is_behind_it_waits_with_it(disk: WatchedDisk)
     client.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *rest)) for name, *rest in asked))
     assert client.hear(syncs=False) == []
     assert [said.name for said in client.hear()] == [f"{name}-ok" for name, *_ in asked]
+
+
+def declaration(*, stream: bool) -> bytes:
+    arguments = (("x-queue-type", Typed(Kind.TEXT, "stream")),) if stream else ()
+    method = encode_method(BY_NAME["queue.declare"], "new", False, True, False, False, False, arguments)
+    return frame(FrameType.METHOD, 1, method)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_queue_is_made_by_a_job_and_whoever_declares_it_meanwhile_waits_as_well(
+    disk: WatchedDisk, *, stream: bool
+) -> None:
+    node = make_node(disk)
+    clients = [AmqpClient(node), AmqpClient(node)]
+    for client in clients:
+        client.open()
+    disk.synced.clear()
+    for client in clients:
+        client.send_raw(declaration(stream=stream))
+    assert [client.hear(syncs=False) for client in clients] == [[], []]
+    assert disk.synced == []
+    turn(node, NOW)
+    assert [[said.name for said in client.hear()] for client in clients] == [["queue.declare-ok"]] * 2
+    assert disk.synced[:3] == ["queues/new/queue.json.tmp", "queues/new", "queues"]
+
+
+def test_a_message_for_a_new_queue_is_written_once_that_is_made(disk: WatchedDisk) -> None:
+    node = make_node(disk, queues=QueuesConfig(defaults={"partitions": 1, "durability": "interval"}))
+    client = MqttClient(node)
+    take_jobs(node)
+    disk.synced.clear()
+    client.say(p.Publish(topic="$queue/new", payload=b"m", qos=1, packet_id=1))
+    assert client.hear() == b""
+    assert (disk.synced, disk.list("queues")) == ([], [])
+    take_jobs(node)
+    assert client.hear()[0] == 4 << 4
+    assert node.engine.stats("new").depth == 1
+
+
+def test_a_queue_that_cannot_be_made_is_refused_leaves_nothing_and_may_be_made_later(disk: WatchedDisk) -> None:
+    node = make_node(disk, queues=QueuesConfig(defaults={"partitions": 1}))
+    client = MqttClient(node)
+    disk.fails = True
+    told: list[object] = []
+    node.engine.create_queue("new", {}, NOW, told.append)
+    client.say(subscribe("$queue/new"), p.Publish(topic="$queue/new", payload=b"m", qos=1, packet_id=1))
+    assert (client.hear(), told) == (b"", [])
+    take_jobs(node)
+    heard = client.hear()
+    assert isinstance(told[0], QueueError)
+    assert sorted((heard[0] >> 4, heard[heard[1] + 2] >> 4)) == [4, 9]
+    assert node.engine.queues() == []
+    disk.fails = False
+    take_jobs(node)
+    assert disk.list("queues/new") == []
+    client.say(p.Publish(topic="$queue/new", payload=b"m", qos=1, packet_id=2))
+    client.hear()
+    turn(node, NOW)
+    assert node.engine.stats("new").depth == 1

@@ -198,7 +198,9 @@ def plans_outlive(patch: Patch) -> None:
 @mutant("queue-settings-not-stored", "what is configured at run time is not written down")
 def not_stored(patch: Patch) -> None:
     def make_open(original: Callable[..., LogQueueFiles]) -> Callable[..., LogQueueFiles]:
-        return lambda self, config, settings=None: original(self, config, {} if settings is not None else None)
+        return lambda self, config, settings=None, **how: original(
+            self, config, {} if settings is not None else None, **how
+        )
 
     def make_update(original: Callable[..., None]) -> Callable[..., None]:
         def update(self: LogQueueFiles, *, settings: Mapping[str, Any] | None = None, **more: Any) -> None:

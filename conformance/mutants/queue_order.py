@@ -86,8 +86,8 @@ def strict_has_partitions(patch: Patch) -> None:
 @mutant("queue-memory-comes-back", "a queue in memory is written to disk like others")
 def memory_comes_back(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def open_queue(self: LogQueueStore, config: QueueConfig, *rest: Any) -> Any:
-            return original(self, msgspec.structs.replace(config, durability=Durability.INTERVAL), *rest)
+        def open_queue(self: LogQueueStore, config: QueueConfig, *rest: Any, **how: Any) -> Any:
+            return original(self, msgspec.structs.replace(config, durability=Durability.INTERVAL), *rest, **how)
 
         return open_queue
 

@@ -197,7 +197,8 @@ class Amqp091:
         if found is not None:
             if use is not None:
                 self._touch(vhost, found, use, now)
-            on_declared(None)
+            # Another client's declaration of it may still be under way.
+            engine.when_made(engine_queue, on_declared, group=GROUP)
             return
         arguments = parse_arguments(name, record.arguments)
         if arguments.is_stream:
@@ -212,7 +213,7 @@ class Amqp091:
         engine.create_queue(engine_queue, settings, now)
         # Its group begins now: what other groups settle is not taken from it.
         if arguments.is_stream:
-            on_declared(None)
+            engine.when_made(engine_queue, on_declared)
         else:
             engine.create_group(engine_queue, GROUP, now, on_declared)
         vhost.add_queue(record)

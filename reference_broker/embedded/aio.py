@@ -143,10 +143,13 @@ class AsyncQueues(EngineTurns):
     async def create(self, queue: str, **settings: Any) -> QueueConfig:
         """Create a queue; ``settings`` are keys of its configuration. Raises ``QueueExistsError`` and others."""
         driver, now = self.turn()
+        engine = driver.node.engine
         try:
-            return driver.node.engine.create_queue(queue, settings, now)
+            config = engine.create_queue(queue, settings, now)
         except QueueError as error:
             raise named(error) from error
+        await self.confirmed(lambda confirm: engine.when_made(queue, confirm))
+        return config
 
     async def update(self, queue: str, **changes: Any) -> QueueConfig:
         """Change settings of a queue in use."""

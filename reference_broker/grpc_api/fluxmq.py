@@ -59,7 +59,10 @@ async def create_queue(call: Call, asked: Any) -> Any:
     if asked.topics:
         settings["topics"] = list(asked.topics)
     driver, now = call.service.turn()
-    return _queue(call, driver.node.engine.create_queue(name, settings, now))
+    engine = driver.node.engine
+    config = engine.create_queue(name, settings, now)
+    await call.service.confirmed(lambda confirm: engine.when_made(name, confirm))
+    return _queue(call, config)
 
 
 @served(Scope.ADMIN)

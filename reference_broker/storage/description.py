@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from assay.reference_broker.queues.jobs.errors import is_passing
+from assay.reference_broker.queues.jobs.errors import is_passing, reason_of
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log_opening import Note
 
 ROOT = "queues"
 DESCRIPTION = "queue.json"
@@ -39,12 +40,29 @@ _EMPTY = QueueDescription(version=1, name="", partitions=0)
 class DescriptionFile:
     """The file of one open queue: it is synced as a log is, and is the task that does so.
 
-    Implements :class:`assay.reference_broker.queues.jobs.store.SyncedLog`.
+    Implements :class:`assay.reference_broker.queues.jobs.store.SyncedDescription`.
     """
 
-    def __init__(self, disk: Disk, folder: str, name: str, partitions: int, settings: Mapping[str, Any] | None) -> None:
-        """Open it, or make the queue's folders and it. The caller syncs the folders. Raises :class:`OSError`."""
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, Any] | None,
+        *,
+        rooted: set[Disk],
+        note: Note,
+        later: bool,
+    ) -> None:
+        """Open it, or make the queue's folders and it: durably, or ``later``, by its first sync. Raises
+        :class:`OSError`.
+
+        ``rooted``: disks whose folder of queues is known to be durable.
+        """
         self._disk = disk
+        self._rooted = rooted
+        self._note = note
         self.place = folder
         self._path = f"{folder}/{DESCRIPTION}"
         self._lock = threading.Lock()
@@ -54,10 +72,30 @@ class DescriptionFile:
         if settings is not None:
             wanted = msgspec.structs.replace(wanted, settings=dict(settings))
         self.current = self._written = wanted
-        if found != msgspec.json.encode(wanted):
-            for inner in ("partitions", "consumers"):
-                disk.make_folder(f"{folder}/{inner}")
-            replace_description(disk, self._path, wanted)
+        self._is_made = found == msgspec.json.encode(wanted)
+        if found is None and later:
+            self._is_changed = True
+            return
+        if not self._is_made:
+            self._make(wanted)
+        # Also when it was there: a broker killed while it made the queue did not get this far.
+        self._sync_folders()
+        self._is_made = True
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing of the queue is on the disk for good: what is written before that counts for nothing."""
+        return not self._is_made
+
+    def _make(self, wanted: QueueDescription) -> None:
+        for inner in ("partitions", "consumers"):
+            self._disk.make_folder(f"{self.place}/{inner}")
+        replace_description(self._disk, self._path, wanted)
+
+    def _sync_folders(self) -> None:
+        for changed in (self.place, ROOT) if self._disk in self._rooted else (self.place, ROOT, ""):
+            self._disk.sync_folder(changed)
+        self._rooted.add(self._disk)
 
     # -- changing ------------------------------------------------------------------------------------------------
 
@@ -94,9 +132,13 @@ class DescriptionFile:
         """Write what is known by now. Raises :class:`OSError`."""
         with self._lock:
             wanted = self.current
-            replace_description(self._disk, self._path, wanted)
-            self._disk.sync_folder(self.place)
-            self._written = wanted
+            if self._is_made:
+                replace_description(self._disk, self._path, wanted)
+                self._disk.sync_folder(self.place)
+            else:
+                self._make(wanted)
+                self._sync_folders()
+            self._written, self._is_made = wanted, True
 
     def finish_sync(self, error: OSError | None) -> None:
         """It has run."""
@@ -106,6 +148,7 @@ class DescriptionFile:
                 self._is_changed = True
             else:
                 self.current = self._written
+                self._note(self._path, f"cannot be written: {reason_of(error)}; whoever asked for it is refused")
 
     def close(self) -> None:
         """Nothing is open between two writes."""

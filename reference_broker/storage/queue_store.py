@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -146,7 +147,7 @@ class LogQueueStore:
             message = f"cannot open {path}: {reason_of(error)}"
             raise LogError(message) from error
         if data is None:
-            if _holds_messages(self._disk, f"{folder}/partitions"):
+            if _holds_messages(self._disk, folder):
                 message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
                 raise LogError(message)
             # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
@@ -161,17 +162,28 @@ class LogQueueStore:
             raise LogError(message)
         return description
 
-    def open_queue(self, config: QueueConfig, settings: Mapping[str, Any] | None = None) -> LogQueueFiles:
+    def open_queue(
+        self, config: QueueConfig, settings: Mapping[str, Any] | None = None, *, later: bool = False
+    ) -> LogQueueFiles:
         """See :meth:`QueueStore.open_queue`."""
         in_memory = self._disk is None or config.durability is Durability.MEMORY
         disk = self._memory if self._disk is None or in_memory else self._disk
         folder = f"{ROOT}/{encode_name(config.name)}"
         try:
-            description = DescriptionFile(disk, folder, config.name, config.partitions, settings)
-            # Also when it was there: a broker killed while it made the queue did not get this far.
-            for changed in (folder, ROOT, "") if disk not in self._rooted else (folder, ROOT):
-                disk.sync_folder(changed)
-            self._rooted.add(disk)
+            if not disk.exists(f"{folder}/{DESCRIPTION}") and not _holds_messages(disk, folder):
+                # What a broker left that was killed before it had made the queue: of that nothing counts.
+                for name in disk.list(folder):
+                    remove_tree(disk, f"{folder}/{name}")
+            description = DescriptionFile(
+                disk,
+                folder,
+                config.name,
+                config.partitions,
+                settings,
+                rooted=self._rooted,
+                note=partial(self.note, config.name),
+                later=later and not in_memory,
+            )
         except OSError as error:
             raise self.refusal(config.name, folder, "created", error) from error
         options = self._memory_options
@@ -234,11 +246,14 @@ class LogQueueStore:
             self._disk.unlock()
 
 
-def _holds_messages(disk: Disk, partitions: str) -> bool:
-    """Whether something is stored in a queue's partitions. Their folders alone are what a queue that was deleted may
-    leave. Raises :class:`OSError`."""
+def _holds_messages(disk: Disk, folder: str) -> bool:
+    """Whether something is stored in a queue's partitions, or waits for its time. Their folders alone are what a queue
+    that was deleted may leave. Raises :class:`OSError`."""
+    partitions = f"{folder}/partitions"
     try:
-        return any(disk.list(f"{partitions}/{name}") for name in disk.list(partitions))
+        return any(disk.list(f"{partitions}/{name}") for name in disk.list(partitions)) or bool(
+            disk.list(f"{folder}/{DELAYS}")
+        )
     except NotADirectoryError:
         return True
 
@@ -285,7 +300,13 @@ class _Removal:
 
     def run(self) -> None:
         """Blocking. Raises :class:`OSError`."""
-        replace_description(self._disk, f"{self._folder}/{DESCRIPTION}", self._marked)
+        path = f"{self._folder}/{DESCRIPTION}"
+        if not self._disk.exists(path):
+            # It was never made: without a description nothing counts.
+            for name in self._disk.list(self._folder):
+                remove_tree(self._disk, f"{self._folder}/{name}")
+            return
+        replace_description(self._disk, path, self._marked)
         self._disk.sync_folder(self._folder)
         _remove_rest(self._disk, self._folder)
 

@@ -185,6 +185,7 @@ def test_who_asks_is_told_the_message_id_before_the_confirm(durable: QueueBench)
     heard: list[object] = []
     message = Message(topic="$queue/q", payload=b"m")
     durable.publish("before")
+    durable.turn()
     for number in range(2):
         QueueTopics(durable.engine).publish(
             message,

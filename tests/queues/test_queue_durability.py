@@ -55,6 +55,7 @@ def test_many_confirms_share_a_sync(durable: QueueBench) -> None:
 def test_weaker_queues_confirm_after_the_write(bench_with: BenchWith, durability: Durability) -> None:
     bench = bench_with(MemoryDisk(), durability=durability)
     consumer = bench.consumer()
+    bench.turn()
     outcome = bench.publish("m")
     assert outcome.calls == [], "not before it is written"
     bench.engine.dispatch(bench.now)
@@ -68,6 +69,8 @@ def test_weaker_queues_confirm_after_the_write(bench_with: BenchWith, durability
 
 def test_interval_queues_sync_each_interval_while_there_is_something(bench_with: BenchWith) -> None:
     bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL, message_ttl_s=0)
+    bench.engine.create_queue("q", {}, bench.now)
+    bench.turn()
     bench.publish("m")
     bench.engine.dispatch(bench.now)
     due = bench.engine.next_deadline()
@@ -85,6 +88,8 @@ def test_interval_queues_sync_each_interval_while_there_is_something(bench_with:
 
 def test_what_is_written_during_a_periodic_sync_is_covered_by_the_next(bench_with: BenchWith) -> None:
     bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL)
+    bench.engine.create_queue("q", {}, bench.now)
+    bench.turn()
     log = None
     running = []
     for value in "ab":

@@ -28,6 +28,7 @@ def test_what_was_set_at_run_time_survives_and_wins_over_the_file(bench_with: Be
     assert bench.engine.queue_config("q")[0].max_depth == 40
     bench.engine.update_queue("q", {"max_depth": 7, "retry": {"max_retries": 2}}, bench.now)
     bench.engine.create_queue("made", {"partitions": 3, "message_ttl_s": 60.0}, bench.now)
+    bench.turn()
     bench.restart()
     config, settings = bench.engine.queue_config("q")
     assert (config.max_depth, config.retry.max_retries, config.retry.initial_backoff_s) == (7, 2, 5.0)
@@ -138,6 +139,7 @@ def test_stored_settings_that_nobody_understands_stop_only_their_queue(bench_wit
     disk = MemoryDisk()
     bench = bench_with(disk)
     bench.engine.create_queue("x", {"max_depth": 5}, bench.now)
+    bench.turn()
     file = disk.open("queues/x/queue.json")
     changed = file.read_at(0, 10_000).replace(b"max_depth", b"min_depth")
     file.truncate(0)

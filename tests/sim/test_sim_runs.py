@@ -127,7 +127,7 @@ def test_removing_a_fault_does_not_shift_what_came_before_it() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_scenarios())
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, 3])
 def test_the_reference_broker_keeps_its_contract(name: str, seed: int) -> None:
     scenario = find_scenario(name)
     outcome = simulate(scenario, seed)
@@ -213,7 +213,7 @@ def test_a_lying_disk_loses_what_was_confirmed() -> None:
     be said of what was lost, which is not green either.
     """
     lying = WorldProfile(disk=DiskProfile(lying_sync=True))
-    found = [simulate(find_scenario("power-loss"), seed, profile=lying) for seed in (1, 12, 13)]
+    found = [simulate(find_scenario("power-loss"), seed, profile=lying) for seed in (1, 6, 8)]
     assert {result.verdict for result in found} <= {Verdict.FAIL, Verdict.UNKNOWN}
     assert any("lost" in {checker for checker, _ in result.signature} for result in found)
 

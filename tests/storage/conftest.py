@@ -95,7 +95,13 @@ class LossyDisk:
         self.files[destination] = self.files.pop(source)
 
     def remove(self, path: str) -> None:
-        del self.files[path]
+        if self.files.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def remove_folder(self, path: str) -> None:
+        if self.list(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        self.folders.discard(path)
 
     def sync_folder(self, path: str) -> None:
         self.syncs += 1

@@ -45,7 +45,7 @@ from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
-LIVES: Final = 30
+LIVES: Final = 20
 ROOM: Final = 60
 """Deliveries that a consumer holds at most: less than is left by most lives."""
 AHEAD: Final = 150

@@ -52,7 +52,9 @@ async def create_queue(call: Asked, wanted: Annotated[CreateQueue, body(CreateQu
     driver, now = call.service.turn()
     engine = driver.node.engine
     config = engine.create_queue(name, dict(wanted.settings), now)
-    return QueueSettings(config=config, settings=engine.queue_config(config.name)[1])
+    settings = engine.queue_config(config.name)[1]
+    await call.service.confirmed(lambda confirm: engine.when_made(config.name, confirm))
+    return QueueSettings(config=config, settings=settings)
 
 
 @AREA.get("/queues/{queue}", QueueSettings, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))

@@ -189,7 +189,9 @@ async def create_topic(call: Asked, wanted: Annotated[CreateTopic, body(CreateTo
     engine = driver.node.engine
     if engine.exists(name):
         raise QueueError(_Q.EXISTS, f"there is a topic {name[:80]!r} already")
-    return TopicCreated(name=name, partitions=engine.create_queue(name, settings, now).partitions)
+    config = engine.create_queue(name, settings, now)
+    await call.service.confirmed(lambda confirm: engine.when_made(name, confirm))
+    return TopicCreated(name=name, partitions=config.partitions)
 
 
 @AREA.get("/topics", TopicNames, Scope.READ)

@@ -56,8 +56,13 @@ def _create(engine: QueueEngine, request: AdminRequest) -> None:
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise QueueError(QueueErrorCode.BAD_OPTION, "the request must have the name of the queue")
+
+    def made(error: QueueError | None) -> None:
+        request.answer(QueueSettings(config=config, settings=settings) if error is None else error)
+
     config = engine.create_queue(engine_name(name), settings, request.now)
-    request.answer(QueueSettings(config=config, settings=engine.queue_config(config.name)[1]))
+    settings = engine.queue_config(config.name)[1]
+    engine.when_made(config.name, made)
 
 
 def _config(engine: QueueEngine, request: AdminRequest) -> None:

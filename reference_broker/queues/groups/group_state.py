@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from assay.reference_broker.config import Ordering, QueueConfig
 from assay.reference_broker.queues.groups.group_counts import GroupCounts
@@ -26,10 +26,16 @@ _TRIM_INTERVAL_S = 1.0
 
 
 class Trimmer(Protocol):
-    """Who frees what groups need no more."""
+    """Who frees what groups need no more, and holds back what they write until there is a place for it."""
+
+    is_new: bool
+    """Nothing is to be written yet."""
 
     def trim(self) -> None:
         """Free log space that no group needs."""
+
+    def hold(self, point: Any) -> None:
+        """Have a group written once it may be."""
 
 
 class GroupState(SyncPoint, ABC):
@@ -219,9 +225,9 @@ class GroupState(SyncPoint, ABC):
 
     # -- beginning -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """It was made just now."""
-        self.is_new = self._confirm_when_synced
+    def begin(self, *, waits: bool) -> None:
+        """It was made just now. ``waits``: whatever its queue promises."""
+        self.is_new = self._confirm_when_synced or waits
         self.when_begun(ignore)
 
     def when_begun(self, confirm: Confirm) -> None:
@@ -263,6 +269,9 @@ class GroupState(SyncPoint, ABC):
 
     def write(self, now: float) -> None:
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
+        if self.owner.is_new:
+            self.owner.hold(self)
+            return
         for place in self.moved:
             self.log.move_cursor(place.number, place.cursor)
         self.moved.clear()

@@ -276,6 +276,14 @@ class RecoveryNote(msgspec.Struct, frozen=True, kw_only=True):
     """What was found and what was done about it."""
 
 
+class SyncedDescription(SyncedLog, Protocol):
+    """What is remembered of a queue beside its logs."""
+
+    @property
+    def is_new(self) -> bool:
+        """No sync has made the queue yet: what is written of it before that counts for nothing at a start."""
+
+
 class QueueFiles(Protocol):
     """The storage of one open queue."""
 
@@ -290,7 +298,7 @@ class QueueFiles(Protocol):
         """
 
     @property
-    def description(self) -> SyncedLog:
+    def description(self) -> SyncedDescription:
         """What is remembered of the queue, where it is changed by a sync."""
 
     @property
@@ -422,8 +430,11 @@ class QueueStore(Protocol):
     def unusable_queues(self) -> list[str]:
         """Those that were, sorted, as far as their names can be read."""
 
-    def open_queue(self, config: QueueConfig, settings: Mapping[str, Any] | None = None) -> QueueFiles:
-        """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`.
+    def open_queue(
+        self, config: QueueConfig, settings: Mapping[str, Any] | None = None, *, later: bool = False
+    ) -> QueueFiles:
+        """Open, or create: durably, or ``later``, by the first sync of :attr:`QueueFiles.description`. A queue of
+        durability ``memory`` is kept in memory. Raises :class:`LogError`.
 
         ``settings``: what is configured at run time, as part of the creation; None = as it is stored.
         """

@@ -13,7 +13,7 @@ from assay.reference_broker.queues.groups.cursors import resolve
 from assay.reference_broker.queues.groups.delivery import QueueStats, QueueUsage
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import dead_letter_name
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
@@ -66,11 +66,28 @@ class QueueOperations:
 
     # -- administration ------------------------------------------------------------------------------------------
 
-    def create_queue(self, name: str, settings: dict[str, Any], now: float) -> QueueConfig:
-        """Create a queue with settings of its own; see :meth:`QueueRegistry.create`. Raises :class:`QueueError`."""
+    def create_queue(self, name: str, settings: dict[str, Any], now: float, on_made: Confirm = ignore) -> QueueConfig:
+        """Create a queue with settings of its own; ``on_made`` is called once it is there for good, or with the error.
+
+        See :meth:`QueueRegistry.create`. Raises :class:`QueueError`, and then never calls it.
+        """
         self._agenda.now = now
         self._check_open()
-        return self._registry.create(name, settings).config
+        queue = self._registry.create(name, settings)
+        queue.when_made(on_made)
+        return queue.config
+
+    def when_made(self, name: str, on_made: Confirm, *, group: str = "") -> None:
+        """``on_made`` is called once a queue of that name is there for good, and its group, where it has that one, or
+        with the error; at once where none is about to be made."""
+        queue = self._queues.get(name)
+        begun = None if queue is None else queue.groups.get(group)
+        if begun is not None:
+            begun.when_begun(on_made)
+        elif queue is not None:
+            queue.when_made(on_made)
+        else:
+            on_made(None)
 
     def update_queue(self, name: str, changes: dict[str, Any], now: float) -> QueueConfig:
         """Change settings of a queue in use; see :meth:`QueueRegistry.update`. Raises :class:`QueueError`."""

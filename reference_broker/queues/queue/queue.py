@@ -23,7 +23,7 @@ from assay.reference_broker.queues.groups.pending import GroupPartition, Pending
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, CursorPosition
 from assay.reference_broker.queues.groups.take_up import inherit
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, ignore
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
 from assay.reference_broker.queues.limits.limits import QUEUE_FULL, QueueLimits
@@ -91,6 +91,13 @@ class DurableQueue(EnqueuePath):
         self._known = known
         self.description = SyncPoint(files.description)
         """What is known of it, where that is changed by a sync."""
+        self.is_new = files.description.is_new
+        """Until a sync has made it nobody is told that it is there, and nothing is written to its logs."""
+        self.on_unmade: Callable[[QueueError], None] = ignore
+        """Called when it could not be made."""
+        self._held: dict[QueuePartition | ConsumerGroup, None] = {}
+        """What is to be written once it is made."""
+        self._told_when_made: list[Confirm] = []
         self.partitions += [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
         self.departures = self.contents.departures = Departures(files, agenda, self.partitions)
@@ -103,7 +110,9 @@ class DurableQueue(EnqueuePath):
             for place in group.every_place:
                 # The broker may have stopped before the group itself had written it down.
                 self.pass_over(group, place, place.partition.head)
-        self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
+        self.delays = Delays(
+            self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced, make=self._make_now
+        )
         if self.contents.depth:
             self.limits.arm(now)
             if config.limits_count is LimitScope.READY:
@@ -162,6 +171,51 @@ class DurableQueue(EnqueuePath):
             self._agenda.awaited_syncs[self.description] = None
         else:
             on_done(self.description.failure)
+
+    # -- being made ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """It was asked for just now: the next jobs make it, if it is not there."""
+        if self.is_new and self.description.when_synced(self._made):
+            self._agenda.awaited_syncs[self.description] = None
+
+    def when_made(self, confirm: Confirm) -> None:
+        """Call it once the queue is there for good, or with the error."""
+        if not self.is_new:
+            confirm(None)
+        elif len(self._told_when_made) >= self.config.group.max_consumers:
+            confirm(QueueError(QueueErrorCode.LIMIT, f"too many wait for the queue {self.name!r} to be made"))
+        else:
+            self._told_when_made.append(confirm)
+
+    def _made(self, error: QueueError | None) -> None:
+        was_new = self.is_new
+        if was_new:
+            self.go_on()
+        told, self._told_when_made = self._told_when_made, []
+        call_all(told, error)
+        if was_new and error is not None and error.code is not QueueErrorCode.CLOSED:
+            self.on_unmade(error)
+
+    def go_on(self) -> None:
+        """Nothing is held back any more."""
+        self.is_new = False
+        held, self._held = self._held, {}
+        for point in held:
+            if isinstance(point, QueuePartition):
+                self._agenda.partitions_to_write[point] = None
+            else:
+                self._agenda.groups_to_write[point] = None
+
+    def hold(self, point: QueuePartition | ConsumerGroup) -> None:
+        """It has something to write, while the queue is not made."""
+        self._held[point] = None
+
+    def _make_now(self) -> None:
+        """Something in this turn needs to know where its messages are. Blocking. Raises :class:`LogError`."""
+        if self.is_new:
+            self._files.update_description()
+            self._made(None)
 
     @property
     def points(self) -> tuple[SyncPoint, ...]:
@@ -224,6 +278,9 @@ class DurableQueue(EnqueuePath):
 
     def write(self, partition: QueuePartition) -> None:
         """Write what was published to a partition since the last time, and have it delivered."""
+        if self.is_new:
+            self.hold(partition)
+            return
         had_lanes = partition.lanes is not None
         unwritten_bytes = partition.unwritten_bytes if self._counts_bytes else 0
         base_offset, messages, refused = partition.write()
@@ -250,6 +307,11 @@ class DurableQueue(EnqueuePath):
     def write_unwritten(self) -> bool:
         """Write what this turn has published so far, so that it has offsets; False when that is nothing."""
         waiting = [partition for partition in self.partitions if partition.unwritten]
+        if waiting and self.is_new:
+            try:
+                self._make_now()
+            except LogError:  # which people are told of
+                return False
         for partition in waiting:
             self._agenda.partitions_to_write.pop(partition, None)
             self.write(partition)
@@ -319,7 +381,7 @@ class DurableQueue(EnqueuePath):
         if others:
             inherit(created, others, self._agenda.now)
             self.retire_mark()
-        created.begin()
+        created.begin(waits=self.is_new)
         # With its log: a broker that is killed in between would find a group that begins at the first message.
         created.write(self._agenda.now)
         self._room = 0
@@ -392,6 +454,7 @@ class DurableQueue(EnqueuePath):
         dead letters the broker's own group remembers it.
         """
         starts: list[int] = []
+        self._make_now()
         if len(self.groups) == 1 and is_dead_letter(self.name) and group.group_id != MARK_GROUP:
             mark = self._open_group(MARK_GROUP, "")
             mark.start_at([group.low(partition.index) for partition in self.partitions])
@@ -447,14 +510,18 @@ class DurableQueue(EnqueuePath):
         stored: StoredMessage | None = None
 
         def moved(error: QueueError | None) -> None:
-            if error is None:
+            if not vars(group):
+                # The queue was deleted, and nothing is left of it.
+                if on_done is not None:
+                    on_done(group.failure)
+            elif error is None:
                 group.dead_lettered(entry, reason, on_done)
                 if stored is not None:
                     self.alert(entry, stored, reason, self._agenda.now)
-                return
-            group.dead_letter_failed(entry, reason)
-            if on_done is not None:
-                on_done(error)
+            else:
+                group.dead_letter_failed(entry, reason)
+                if on_done is not None:
+                    on_done(error)
 
         try:
             stored = entry.place.partition.get(entry.offset)

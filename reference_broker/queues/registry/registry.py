@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -233,11 +234,13 @@ class QueueRegistry:
 
     # -- coming --------------------------------------------------------------------------------------------------
 
-    def _open(self, config: QueueConfig, settings: dict[str, Any] | None, now: float) -> DurableQueue:
-        """Raises :class:`LogError`."""
+    def _open(
+        self, config: QueueConfig, settings: dict[str, Any] | None, now: float, *, later: bool = False
+    ) -> DurableQueue:
+        """``later``: one that is new is made by a job. Raises :class:`LogError`."""
         queue = DurableQueue(
             config,
-            self._store.open_queue(config, settings),
+            self._store.open_queue(config, settings, later=later),
             cache=self._cache,
             known=self.known,
             agenda=self._agenda,
@@ -252,6 +255,8 @@ class QueueRegistry:
         for partition in queue.partitions:
             self._agenda.owners[partition] = queue
         self._trace_recovery(queue)
+        queue.on_unmade = partial(self._unmade, queue)
+        queue.begin()
         if config.ephemeral:
             self.unused(queue, now)
         self._on_change()
@@ -275,7 +280,7 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         config = self._admitted(self.merged_config(name, settings), by_use=by_use)
         try:
-            queue = self._open(config, settings, self._agenda.now)
+            queue = self._open(config, settings, self._agenda.now, later=True)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
         self._agenda.tell(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
@@ -340,7 +345,8 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.LIMIT, text)
 
     def create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
-        """Create a queue with run-time settings, durably on return; one that is there with the same is left alone.
+        """Create a queue with run-time settings; one that is there with the same is left alone. It is there for good
+        once :meth:`DurableQueue.when_made` says so.
 
         Raises :class:`QueueError` (EXISTS, BAD_OPTION, BAD_ADDRESS, LIMIT, STORAGE_FAILED).
         """
@@ -461,7 +467,11 @@ class QueueRegistry:
             failed.when_done(on_done or ignore)
             return
         queue = self.existing(name)
-        queue.write_unwritten()
+        if queue.description.failure is not None or (queue.is_new and not queue.has_producers):
+            # Nothing that was published to it is there.
+            queue.go_on()
+        else:
+            queue.write_unwritten()
         if not although_used:
             check_removable(queue)
         removal = Removal(queue, self._agenda, on_done)
@@ -478,6 +488,12 @@ class QueueRegistry:
             if consumer.on_end is not None:
                 consumer.on_end()
             consumer.end()
+
+    def _unmade(self, queue: DurableQueue, error: QueueError) -> None:
+        """The disk did not make it: whoever wants something of it is told why, and what there is of it goes."""
+        for point in queue.points:
+            point.failure = point.failure or error
+        self.delete(queue.name, None, although_used=True)
 
     def _removed(self, name: str) -> None:
         del self.removals[name]

@@ -64,7 +64,7 @@ class Removal:
         self._cut_off(agenda)
         for point in self._points:
             point.failure = point.failure or gone
-            point.abandon(gone)
+            point.abandon(point.failure)
 
     def _cut_off(self, agenda: Agenda) -> None:
         """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
