@@ -22,7 +22,7 @@ from __future__ import annotations
 from assay.conformance.checkers.anomaly import Anomaly, quality_if, row_of
 from assay.conformance.checkers.excuses import destroyed
 from assay.conformance.checkers.lost import closed
-from assay.conformance.checkers.tables import END_IDX, Send, Settlement, Tables
+from assay.conformance.checkers.tables import DLQ_PREFIX, END_IDX, Send, Settlement, Tables
 from assay.reference_broker.trace.schema import Contract, OpKind, OpType
 
 CHECKER = "transactions"
@@ -89,6 +89,8 @@ def _half_settled(tables: Tables, contract: Contract, txn: str, members: list[Se
     rows = []
     for row in settled:
         subject = (row.queue, row.group, row.value)
+        if row.queue.startswith(DLQ_PREFIX):
+            continue  # of dead letters there are no main deliveries to hold it to
         if not closed(tables, contract, subject[:2]) or row.value in tables.dead_values(row.queue):
             continue
         later = [event for event in tables.main.get(subject, ()) if event.index > asked]
