@@ -8,7 +8,7 @@ those of one that was aborted or abandoned. What remains, over the sends s with 
           read(Q, g) + dead(Q), s not in it}
     E3 = {a ACK of c's transaction : c.status = info, some m message of it with status info, and m seen
           in all groups that are closed while a.value was delivered again to a process that started after c was asked
-          for; or m seen in none of them while a.value was not delivered again, and is no dead letter}
+          for; or m seen in none of them while a's own delivery of a.value was the last, and it is no dead letter}
 
 E3 holds acknowledgements to the messages that go with them: where the copies are there the originals must not come
 again, and where they are not the originals must.
@@ -93,9 +93,11 @@ def _half_settled(tables: Tables, contract: Contract, txn: str, members: list[Se
             continue  # of dead letters there are no main deliveries to hold it to
         if not closed(tables, contract, subject[:2]) or row.value in tables.dead_values(row.queue):
             continue
-        later = [event for event in tables.main.get(subject, ()) if event.index > asked]
-        again = [event for event in later if tables.started[event.process] > asked]
-        if (seen and again) or (absent and not later):
+        events = tables.main.get(subject, ())
+        again = [event for event in events if event.index > asked and tables.started[event.process] > asked]
+        # Somebody else had it since, maybe before a client asked whose connection was dead already, and settled it.
+        was_last = bool(events) and events[-1].index < asked and events[-1].process == row.process
+        if (seen and again) or (absent and was_last):
             severity = quality_if(destroyed(tables, contract, asked, END_IDX))
             detail = "delivered again, and its copy is there" if seen else "gone, and its copy is not there"
             rows.append(

@@ -123,6 +123,11 @@ class AmqpClient(WorkloadClient):
             return
         super().tick(now)
 
+    def drain(self, now: float) -> None:
+        """As ever."""
+        self._now = now
+        super().drain(now)
+
     def connection_lost(self, now: float) -> None:
         """As ever; whoever waited waits in vain."""
         self._now = now

@@ -39,14 +39,15 @@ shown AS (  -- in all groups, or in none
 ),
 again AS (  -- what became of the originals
     SELECT a.run_id, a.queue, a.consumer_group, a.value, a.inv_idx, s.asked_idx, s.is_seen,
-           count(m.idx) AS later, count_if(b.since > s.asked_idx) AS anew
+           max(m.idx) < s.asked_idx AND max_by(m.process, m.idx) = a.process AS was_last,
+           count_if(m.idx > s.asked_idx AND b.since > s.asked_idx) AS anew
     FROM shown s JOIN {settlements} a ON a.run_id = s.run_id AND a.txn = s.txn AND a.kind = 'ack'
     JOIN {scopes} c ON c.run_id = a.run_id AND c.queue = a.queue AND c.consumer_group = a.consumer_group AND c.closed
     LEFT ANTI JOIN dead d ON d.run_id = a.run_id AND d.queue = a.queue AND d.value = a.value
     LEFT JOIN {main} m ON m.run_id = a.run_id AND m.queue = a.queue AND m.consumer_group = a.consumer_group
-        AND m.value = a.value AND m.idx > s.asked_idx
+        AND m.value = a.value
     LEFT JOIN {started} b ON b.run_id = m.run_id AND b.process = m.process
-    GROUP BY a.run_id, a.queue, a.consumer_group, a.value, a.inv_idx, s.asked_idx, s.is_seen
+    GROUP BY a.run_id, a.queue, a.consumer_group, a.value, a.process, a.inv_idx, s.asked_idx, s.is_seen
 ),
 found AS (
     SELECT run_id, 'E2' AS anomaly, queue, consumer_group, value, asked_idx, 'missing from its transaction' AS detail
@@ -54,7 +55,7 @@ found AS (
     UNION ALL
     SELECT run_id, 'E3', queue, consumer_group, value, asked_idx,
            if(is_seen, 'delivered again, and its copy is there', 'gone, and its copy is not there')
-    FROM again WHERE if(is_seen, anew > 0, later = 0)
+    FROM again WHERE if(is_seen, anew > 0, was_last)
 )
 SELECT f.run_id, 'transactions' AS checker, f.anomaly,
        if(f.asked_idx < k.destroyed_to, 'quality', 'safety') AS severity,

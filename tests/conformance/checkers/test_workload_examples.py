@@ -738,20 +738,25 @@ class TestAcknowledgementsInTransactions:
     """A mover acknowledges ``p-0`` and publishes a copy, ``m-0``, in a commit whose answer is lost."""
 
     @pytest.mark.parametrize(
-        ("copied", "again", "found"),
+        ("copied", "again", "taken_over", "found"),
         [
-            (True, False, []),
-            (False, True, []),
-            (True, True, [("E3", "p-0")]),
-            (False, False, [("E3", "p-0")]),
+            (True, False, False, []),
+            (False, True, False, []),
+            (True, True, False, [("E3", "p-0")]),
+            (False, False, False, [("E3", "p-0")]),
+            (False, False, True, []),
         ],
     )
     def test_it_counts_with_its_copy_or_not_at_all(
-        self, copied: bool, again: bool, found: list[tuple[str, str]]
+        self, copied: bool, again: bool, taken_over: bool, found: list[tuple[str, str]]
     ) -> None:
+        """``taken_over``: a client whose connection is dead asks for what somebody else has settled meanwhile."""
         history = History()
         history.send(0)
         history.deliver("p-0", to="m")
+        if taken_over:
+            history.deliver("p-0", to="m2", count=2)
+            history.settle("p-0", by="m2")
         named = {"queue": "q", "group": "g", "value": "p-0", "txn": "t"}
         ack = history.add("m", OpKind.ACK, INVOKE, **named)
         copy = {"queue": "r", "key": "k", "value": "m-0", "producer": "m", "seq": 0, "txn": "t"}
