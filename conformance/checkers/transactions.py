@@ -93,7 +93,7 @@ def _half_settled(tables: Tables, contract: Contract, txn: str, members: list[Se
             continue  # of dead letters there are no main deliveries to hold it to
         if not closed(tables, contract, subject[:2]) or row.value in tables.dead_values(row.queue):
             continue
-        events = tables.main.get(subject, ())
+        events = tables.main.get(subject, [])
         again = [event for event in events if event.index > asked and tables.started[event.process] > asked]
         # Somebody else had it since, maybe before a client asked whose connection was dead already, and settled it.
         was_last = bool(events) and events[-1].index < asked and events[-1].process == row.process

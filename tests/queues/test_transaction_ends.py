@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.queues import Outcome as Settled
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -334,3 +335,35 @@ def test_a_commit_is_complete_when_the_queue_is_deleted_whose_disk_refused_to_kn
     consumer = bench.consumer(queue="r")
     bench.turn()
     assert consumer.values == ["r"]
+
+
+def test_the_next_start_finds_a_committed_rejection_whose_letter_was_refused_at_once(bench_with: BenchWith) -> None:
+    """Its decision was taken for done, and the message came again after a kill (amqp, swarm seed 5188)."""
+    disk = FailingDisk()
+    bench = bench_with(disk, durability=Durability.FSYNC)
+    letters, consumer = bench.consumer("d", queue="$dlq/q"), bench.consumer()
+    bench.publish("first")
+    bench.turn()
+    bench.engine.settle_delivery(consumer.got[0], Settled.REJECT, consumer_id="c", now=bench.now)
+    bench.turn()
+    assert letters.values == ["first"]
+    disk.fail_read = "dlq"
+    bench.restart()
+    consumer = bench.consumer()
+    bench.publish("a")
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    within = (*actor.identity, transaction)
+    bench.engine.hold_delivery(consumer.got[0], Settled.REJECT, consumer_id="c", now=bench.now, within=within)
+    outcome = actor.commit(transaction)
+    for _ in range(5):
+        bench.turn()
+    assert outcome.confirmed
+    disk.fail_read = ""
+    bench.restart()
+    letters, consumer = bench.consumer("d", queue="$dlq/q"), bench.consumer()
+    for _ in range(5):
+        bench.turn()
+    assert letters.values == ["first", "a"]
+    assert not consumer.got

@@ -231,6 +231,10 @@ class CommitPhases:
             )
         for partition, queue in transaction.partitions.items():
             self.close_in(transaction, partition, queue, outcome)
+        if committed and transaction.id in coordinator.decisions:
+            # Before the settlements: a letter that is refused at once takes it out again.
+            self._completing[transaction] = None
+            self._agenda.is_committing = True
         for entry, group in transaction.held.items():
             if entry.state is not EntryState.COMMITTING:
                 continue
@@ -238,9 +242,6 @@ class CommitPhases:
                 self._settle(transaction, entry, group, now)
             else:
                 group.retry(entry, now, now, "transaction aborted")
-        if committed and transaction.id in coordinator.decisions:
-            self._completing[transaction] = None
-            self._agenda.is_committing = True
         self.tell(transaction, None if committed else aborted_error(transaction.id, transaction.reason))
 
     def _settle(self, transaction: Transaction, entry: PendingEntry, group: ConsumerGroup, now: float) -> None:
