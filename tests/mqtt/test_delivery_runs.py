@@ -55,6 +55,7 @@ class Life:
         self.publisher = self._connect("publisher", 1_000)
         self.consumer = self._consume()
         self._ids = 0
+        self._make_queue()
 
     def _connect(self, client_id: str, window: int) -> MqttConnection:
         connection = self.node.accept(client_id, self.now)
@@ -68,6 +69,14 @@ class Life:
         subscription = Subscription(filter="$queue/q", qos=1)
         self._send(connection, encode(Subscribe(packet_id=1, subscriptions=(subscription,), properties=joining), 5))
         return connection
+
+    def _make_queue(self) -> None:
+        """What was asked for so far is there for good."""
+        while jobs := list(self.node.take_jobs(self.now)):
+            for job in jobs:
+                job.run()
+                self.node.job_done(job, None, self.now)
+            self.wait(0.0)
 
     def _send(self, connection: MqttConnection, data: bytes) -> None:
         with mock.patch.object(dispatcher, "MIN_RUN", self._shortest):

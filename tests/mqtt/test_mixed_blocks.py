@@ -436,12 +436,19 @@ def test_a_block_in_flight_takes_the_memory_that_it_is_charged_with() -> None:
     frames = _encoded(4, [("a/topic", 1, 20 + number % 50, "") for number in range(2_000)])
     ends = list(accumulate(map(len, frames)))
     topic_ends = [end - len(frame) + 11 for end, frame in zip(ends, frames, strict=True)]
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        run = MixedRun(b"".join(frames), topic_ends, ends, 2)
-        assert run.with_ids(run.ids) == b"".join(frames)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert run.size <= after - before <= 1.05 * run.size
+
+    def taken() -> tuple[int, int]:
+        """Bytes, and those that it is charged with."""
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            run = MixedRun(b"".join(frames), topic_ends, ends, 2)
+            assert run.with_ids(run.ids) == b"".join(frames)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return after - before, run.size
+
+    # Other threads may take memory meanwhile: the least of a few tries is the block's own.
+    memory, size = min(taken() for _ in range(5))
+    assert size <= memory <= 1.05 * size

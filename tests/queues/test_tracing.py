@@ -75,6 +75,7 @@ def status(bench: QueueBench) -> TraceStatus:
 def test_the_way_of_a_message(traced_with: Callable[..., QueueBench]) -> None:
     bench = traced_with(durability=Durability.FSYNC)
     consumer = bench.consumer()
+    bench.turn()
     state = (TRACESTATE, "vendor=1")
     bench.publish("m", user_properties=(*SAMPLED, state, ("own", "1")))
     bench.engine.dispatch(bench.now)
