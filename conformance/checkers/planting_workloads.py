@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from assay.conformance.checkers.planting import Events
+from assay.conformance.checkers.priority import GRACE_NS
 from assay.conformance.checkers.redeliveries import SESSION_END_GRACE_NS
 from assay.conformance.checkers.specimens import renumber
 from assay.conformance.checkers.tables import (
@@ -122,7 +123,29 @@ def _starve(given: Planting) -> Events | None:
     )
     once = [first for first in urgent if len(given.tables.main[first.queue, first.group, first.value]) == 1]
     once.sort(key=lambda first: first.index)
-    chosen = given.pick(once[: len(once) // 4])
+
+    def is_enough(chosen: HistoryEvent) -> bool:
+        """More comes behind it than the shares let pass an urgent message, whose lane has half of each round, and
+        nothing of its lane is between two deliveries meanwhile."""
+        here = given.deliveries(
+            lambda first, _: (
+                (first.queue, first.group, first.partition) == (chosen.queue, chosen.group, chosen.partition)
+            )
+        )
+        lanes = [
+            given.tables.sends[first.value].lane
+            for first in here
+            if first.time_ns > chosen.time_ns + 2 * GRACE_NS and first.index < drain
+        ]
+        again = [given.tables.main[first.queue, first.group, first.value] for first in here]
+        held = any(
+            events[-1].index > chosen.index - 100 and (len(events) > 1 or events[0].redelivered)
+            for events in again
+            if given.tables.sends[events[0].value].lane == 0
+        )
+        return not held and len(lanes) - lanes.count(0) > (lanes.count(0) // 50 + 2) * 50
+
+    chosen = given.pick([first for first in once[: len(once) // 4] if is_enough(first)])
     if chosen is None:
         return None
     moved = [e for e in given.events if e.value == chosen.value and e.f is not OpKind.PUBLISH]
