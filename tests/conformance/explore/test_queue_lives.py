@@ -23,6 +23,8 @@ from tests.conformance.explore.test_legal_variations import SLOW
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 SEED = 1
+PLANTED_SEED = 2
+"""Its first life shows an ignored acknowledgement itself, which is short at once, and not what follows of it."""
 WHOLE = QueueLife(
     queues=(QueuePlan(max_retries=1),),
     groups=(GroupPlan(), GroupPlan(), GroupPlan(dead=True)),
@@ -72,10 +74,9 @@ def test_a_planted_bug_is_found_shrunk_and_repeated(nursery: Nursery, tmp_path: 
     with Campaign(
         load_target("reference"), game="queues", mutant=mutant, nursery=nursery, patience_s=1.0, shrink_s=5.0
     ) as campaign:
-        (found,) = campaign.explore(100, SEED, max_findings=1).findings
+        (found,) = campaign.explore(100, PLANTED_SEED, max_findings=1).findings
     assert isinstance(found.replay, QueueReplay)
-    # The last of them: the letter of a message that was settled says what nobody can have said of it.
-    assert {"Q-ACK-1", "Q-LIFE-05", "Q-DLQ-09", "Q-DELIVER-1"} & set(found.replay.clauses), found.replay
+    assert {"Q-ACK-1", "Q-LIFE-05", "Q-DLQ-09"} & set(found.replay.clauses), found.replay
     assert len(found.replay.life.steps) <= 10, found.replay
     assert any("$ack" in line.decoded for line in found.transcript)
     file.write_bytes(msgspec.json.encode(found.replay))
