@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import re
 import shutil
 import tarfile
@@ -91,7 +92,9 @@ class RawFiles:
         archive = self._archives.get(run.slug)
         if archive is None:
             (self._site / place).parent.mkdir(parents=True, exist_ok=True)
-            archive = tarfile.open(self._site / place, "w:xz", preset=6)  # noqa: SIM115 - closed by close()
+            # Twice the time of the ordinary search, for a sixth less.
+            preset = 6 | lzma.PRESET_EXTREME
+            archive = tarfile.open(self._site / place, "w:xz", preset=preset)  # noqa: SIM115 - closed by close()
             self._archives[run.slug] = archive
         if source not in self._archived:
             self._archived.add(source)
