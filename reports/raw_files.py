@@ -13,7 +13,7 @@ import re
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -93,7 +93,7 @@ class RawFiles:
         if archive is None:
             (self._site / place).parent.mkdir(parents=True, exist_ok=True)
             # Twice the time of the ordinary search, for a sixth less.
-            preset = 6 | lzma.PRESET_EXTREME
+            preset: Any = 6 | lzma.PRESET_EXTREME  # the stubs know single digits alone
             archive = tarfile.open(self._site / place, "w:xz", preset=preset)  # noqa: SIM115 - closed by close()
             self._archives[run.slug] = archive
         if source not in self._archived:
