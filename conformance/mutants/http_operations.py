@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -268,12 +269,13 @@ SUBJECT = f"{API}/subjects/[^/]+"
 _registered = f"({SUBJECT}|{API}/schemas/subjects/[^/]+)/versions"
 
 
+_further = itertools.count(1)
+
+
 def _next_id(told: Any) -> Any:
-    _next_id.count += 1  # type: ignore[attr-defined]
-    return {**told, "id": told["id"] + _next_id.count}  # type: ignore[attr-defined]
+    return {**told, "id": told["id"] + next(_further)}
 
 
-_next_id.count = 0  # type: ignore[attr-defined]
 tells("http-schema-ids-shift", "each registration is told another id", "POST", _registered, _next_id)
 tells("http-subjects-unlisted", "there are no subjects", "GET", f"{API}/subjects", lambda _told: [])
 hides("http-bad-schemas-are-500", "what is no schema is told as a bug", code("SCHEMA_REFUSED"), 500)
