@@ -38,7 +38,6 @@ from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
 from assay.conformance.grpc.context import GrpcContext
-from assay.conformance.grpc.interface import ADVICE, is_installed
 from assay.conformance.http.context import HttpContext
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, Incident, Rule, StepFailureError
@@ -60,6 +59,7 @@ from assay.conformance.targets import (
 )
 from assay.conformance.wire import Connack, Publish
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.conformance.wire.grpc import ADVICE, is_installed
 from assay.conformance.wire.http import GRPC, HTTP_11
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 

@@ -319,14 +319,35 @@ def _types_only(path: Path) -> set[str]:
     return found
 
 
-def test_no_imports_run_in_a_circle() -> None:
-    """Also not those for type checking, but for :data:`PARTS_OF_ONE`; packages as a whole stand for their own names."""
+def _arrows() -> dict[str, set[str]]:
+    """Each module's imports, those for type checking included; packages as a whole stand for their own names."""
     paths = dict(_modules())
     arrows: dict[str, set[str]] = {}
     for module, path in paths.items():
         named = {name if name in paths else name.rpartition(".")[0] for name in _imports(module, path)}
-        spared = _types_only(path) & PARTS_OF_ONE.keys()
-        arrows[module] = {name for name in named - spared if name in paths and name != module}
+        arrows[module] = {name for name in named if name in paths and name != module}
         if path.name == "__init__.py":
             arrows[module] = {name for name in arrows[module] if not _below(name, module)}
+    return arrows
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Also not those for type checking, but for :data:`PARTS_OF_ONE`."""
+    paths = dict(_modules())
+    arrows = {module: found - (_types_only(paths[module]) & PARTS_OF_ONE.keys()) for module, found in _arrows().items()}
+    TopologicalSorter(arrows).prepare()
+
+
+def test_no_folders_import_in_a_circle() -> None:
+    """A folder and one within it are one; what a folder's ``__init__`` says is the folder's."""
+    folders = {
+        module: module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in _modules()
+    }
+    arrows: dict[str, set[str]] = {}
+    for module, found in _arrows().items():
+        here = folders[module]
+        there = {folders[name] for name in found}
+        arrows.setdefault(here, set()).update(
+            name for name in there if not _below(name, here) and not _below(here, name)
+        )
     TopologicalSorter(arrows).prepare()

@@ -1,1 +1,1 @@
-"""What gRPC cases work with: the interfaces, and the context that cases get."""
+"""What gRPC cases work with: the context that cases get."""

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
-from assay.conformance.grpc.interface import DETAILS, FLUXMQ, interface, open_channel
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.targets import Damage, Endpoint, unharmed
+from assay.conformance.targets.grpc import open_channel
+from assay.conformance.wire.grpc import DETAILS, FLUXMQ, interface
 
 GrpcCaseFunction = Callable[["GrpcContext"], Awaitable[None]]
 FLUX, GO = "grpc_fluxmq", "grpc_goqueue"

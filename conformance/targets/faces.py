@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from assay.conformance.grpc.interface import ask_health, ask_status
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
+from assay.conformance.targets.grpc import ask_health, ask_status
 from assay.conformance.targets.model import CapabilityValue, Endpoint
 from assay.conformance.wire.http import AnswerReader, HttpAnswer, MalformedHttpError, encode_request
 

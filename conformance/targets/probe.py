@@ -7,7 +7,6 @@ import ssl
 import time
 import uuid
 
-from assay.conformance.grpc.interface import is_installed
 from assay.conformance.targets.amqp import EXTENSIONS, amqp_endpoint, amqp_handshake, stated
 from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, connected
 from assay.conformance.targets.faces import (
@@ -23,6 +22,7 @@ from assay.conformance.targets.faces import (
 from assay.conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
 from assay.conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.conformance.wire.grpc import is_installed
 from assay.conformance.wire.http import GRPC, HTTP_11
 
 HANDSHAKE_TIMEOUT_S = 5.0

@@ -9,10 +9,10 @@ import pytest
 from assay.conformance import engine
 from assay.conformance.case import load_cases
 from assay.conformance.engine import missing_capability
-from assay.conformance.grpc import interface as module
-from assay.conformance.grpc.interface import ADVICE, FLUXMQ, interface
 from assay.conformance.targets import load_target
 from assay.conformance.targets.model import Endpoint
+from assay.conformance.wire import grpc as module
+from assay.conformance.wire.grpc import ADVICE, FLUXMQ, interface
 
 probe_module = importlib.import_module("assay.conformance.targets.probe")  # the package has a function of that name
 CASE = load_cases()["grpc/health/anybody-may-ask"]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from assay.conformance.grpc.context import FLUX, GrpcContext, grpc_case
-from assay.conformance.grpc.interface import FLUXMQ
+from assay.conformance.wire.grpc import FLUXMQ
 
 _S = FLUXMQ
 

@@ -7,8 +7,9 @@ import hashlib
 from typing import Any
 
 from assay.conformance.grpc.context import FLUX, GO, GrpcContext, Stream, grpc_case
-from assay.conformance.grpc.interface import FLUXMQ, HEALTH, ask_health, interface
+from assay.conformance.targets.grpc import ask_health
 from assay.conformance.wire import Properties
+from assay.conformance.wire.grpc import FLUXMQ, HEALTH, interface
 
 _PUBLISH, _CONSUME, _ACK = "goqueue.v1.PublishService", "goqueue.v1.ConsumeService", "goqueue.v1.AckService"
 _OFFSETS, _TXN = "goqueue.v1.OffsetService", "goqueue.v1.TransactionService"

@@ -1,11 +1,10 @@
-"""The interfaces that gRPC cases speak: ``.proto`` files of the suite's own, compiled when the first case needs them.
+"""The interfaces that gRPC cases speak: ``.proto`` files of the suite's own, compiled when the first is asked for.
 
 They are what clients of FluxMQ and GoQueue were made of: a broker with other numbers of fields fails.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 from functools import lru_cache
 from importlib.resources import files
@@ -18,9 +17,6 @@ FLUXMQ, GOQUEUE, HEALTH = "fluxmq.queue.v1.QueueService", "goqueue.v1", "grpc.he
 NEEDED: Final = ("grpc", "grpc_tools", "google.rpc")
 ADVICE: Final = "gRPC is asked by a library that is not installed here: pip install 'assay-mq[grpc]'"
 DETAILS: Final = "grpc-status-details-bin"
-os.environ.setdefault(
-    "GRPC_ENABLE_FORK_SUPPORT", "0"
-)  # brokers are started by fork and exec, which its handlers disturb
 
 
 def is_installed() -> bool:
@@ -81,29 +77,3 @@ class Interface:
 def interface() -> Interface:
     """Compiled once."""
     return Interface()
-
-
-def open_channel(host: str, port: int) -> Any:
-    """A channel of its own, which shares no connection with another."""
-    import grpc
-
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-    return grpc.insecure_channel(f"{host}:{port}", options)
-
-
-def ask_health(host: str, port: int, *, timeout_s: float) -> str:
-    """The status with which a broker answers gRPC's own health check; ``UNAVAILABLE`` where nobody does."""
-    return ask_status(host, port, f"/{HEALTH}/Check", timeout_s=timeout_s)
-
-
-def ask_status(host: str, port: int, path: str, *, timeout_s: float, metadata: tuple[tuple[str, str], ...] = ()) -> str:
-    """The name of the status that a call with an empty message ends with."""
-    import grpc
-
-    with open_channel(host, port) as channel:
-        call = channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
-        try:
-            call(b"", timeout=timeout_s, metadata=metadata)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-    return "OK"
