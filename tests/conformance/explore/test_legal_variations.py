@@ -21,5 +21,5 @@ def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
     lives = LIVES // 3 if group.startswith(SLOW) else LIVES
     with Campaign(load_target("reference"), mutant=group, nursery=nursery) as campaign:
         found = campaign.explore(lives, SEED, max_findings=1)
-    assert found.lives >= lives, "one whose objection does not come again is played twice"
-    assert not found.findings, f"seed {SEED}: {found.findings[0].replay}"
+    assert found.lives >= lives
+    assert [each.replay for each in found.findings if each.counts] == [], f"seed {SEED}"

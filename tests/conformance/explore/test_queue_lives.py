@@ -106,7 +106,7 @@ def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
     with Campaign(load_target("reference"), game="queues", mutant=group, nursery=nursery) as campaign:
         found = campaign.explore(lives, SEED, max_findings=1)
     assert found.lives >= lives
-    assert not found.findings, f"seed {SEED}: {found.findings[0].replay}"
+    assert [each.replay for each in found.findings if each.counts] == [], f"seed {SEED}"
 
 
 @pytest.mark.parametrize("mutant", ["queue-ack-not-persisted", "queue-counts-not-persisted", "queue-ack-ignored"])
