@@ -60,6 +60,13 @@ def hash_token(token: str) -> str:
     return f"sha256${hashlib.sha256(token.encode(errors='surrogateescape')).hexdigest()}"
 
 
+def proof_of(key: bytes, username: str, password: bytes) -> bytes:
+    """What a user and a password that were right are remembered by. ``key`` is a secret of this process."""
+    name = username.encode()
+    # The length keeps a NUL, which Basic lets through, from moving between the two.
+    return hmac.digest(key, b"%d:%b%b" % (len(name), name, password), "sha256")
+
+
 def scram_credentials(password: str) -> str:
     """``<iterations>$<salt>$<stored key>$<server key>`` with a new salt. Raises :class:`ScramError`, see SASLprep."""
     return auth_scram.derive_credentials(password, secrets.token_bytes(auth_scram.SALT_BYTES)).encode()
@@ -227,7 +234,7 @@ class Authenticator:
         return True if self._proof(username, password) in self._verified else None
 
     def _proof(self, username: str, password: bytes) -> bytes:
-        return hmac.digest(self._cache_key, username.encode() + b"\0" + password, "sha256")
+        return proof_of(self._cache_key, username, password)
 
     def check(
         self, username: str, password: bytes, on_done: OnChecked, *, client_id: str = "", protocol: str = ""

@@ -12,6 +12,7 @@ from assay.reference_broker.auth import (
     Authenticator,
     CheckQueueFullError,
     hash_password,
+    proof_of,
 )
 from assay.reference_broker.config import AuthConfig, ConfigError, UserConfig
 
@@ -78,6 +79,11 @@ def test_a_password_is_hashed_once() -> None:
     assert auth.decide("u", b"other", loopback=False) is None
     assert not allows(auth, "u", b"other", loopback=False)
     assert auth.decide("u", b"other", loopback=False) is None, "wrong ones are not remembered"
+
+
+def test_what_is_remembered_keeps_user_and_password_apart() -> None:
+    assert proof_of(b"key", "a", b"\0b:c") != proof_of(b"key", "a\0b", b":c")
+    assert proof_of(b"key", "a", b"b") == proof_of(b"key", "a", b"b") != proof_of(b"other", "a", b"b")
 
 
 def test_unknown_users_cost_a_hash_like_known_ones_and_are_never_let_in() -> None:

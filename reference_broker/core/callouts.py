@@ -8,14 +8,13 @@ come back is no storm of callouts.
 from __future__ import annotations
 
 import base64
-import hmac
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from assay.reference_broker.auth import CheckQueueFullError, LoginCheck, OnChecked
+from assay.reference_broker.auth import CheckQueueFullError, LoginCheck, OnChecked, proof_of
 from assay.reference_broker.config import AclRuleConfig, CalloutConfig, Permission, UserConfig, rule_problems
 from assay.reference_broker.queues.jobs.outbox import Breaker, Outbox
 
@@ -84,7 +83,7 @@ class ExternalUsers:
         self._user_rules: OrderedDict[str, tuple[AclRuleConfig, ...]] = OrderedDict()
 
     def _proof(self, username: str, password: bytes) -> bytes:
-        return hmac.digest(self._cache_key, username.encode() + b"\0" + password, "sha256")
+        return proof_of(self._cache_key, username, password)
 
     def knows(self, username: str, password: bytes) -> bool:
         """Whether it was allowed lately."""

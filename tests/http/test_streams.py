@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -102,6 +104,21 @@ def _websocket(served: Served, target: str, **headers: str) -> Iterator[_Client]
     url = httpx.URL(served.urls[0])
     with socket.create_connection((url.host, url.port or 80), WAIT_S) as connection:
         yield _Client(connection, f"{url.host}:{url.port}", target, **headers)
+
+
+def test_a_name_cannot_add_fields_to_an_event(served: Served) -> None:
+    """Where a client may make queues, it would else tell their readers of messages that nobody sent."""
+    name = f"s{next(_numbers)}\rdata: forged\ndata: forged"
+    client = served.client()
+    assert client.post("/api/v1/queues", json={"name": name, "settings": {"partitions": 1}}).status_code == 201
+    place = f"/api/v1/queues/{quote(name, safe='')}"
+    assert client.post(f"{place}/messages", json={"messages": [{"payload": "a"}]}).status_code == 200
+    with client.stream("GET", f"{place}/stream", params={"group": "g"}) as stream:
+        told, parts = b"", stream.iter_raw()
+        while b"payload" not in told or not told.endswith(b"\n\n"):
+            told += next(parts)
+    fields = [line.partition(b":")[0] for line in re.split(rb"\r\n|\r|\n", told.partition(b"id: ")[2])]
+    assert fields[1:] == [b"event", b"data", b"", b""], told
 
 
 def test_a_websocket_gets_what_it_has_credit_for(served: Served, queue: str) -> None:

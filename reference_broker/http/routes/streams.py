@@ -33,6 +33,8 @@ _QUIET_S: Final = 15.0
 """A stream says that it is there at least so often; by then it has ended, too, when users or rules were read again."""
 _MOST_AT_ONCE: Final = 100
 _GOING_AWAY: Final = 1001
+_ENDS_OF_LINES: Final = str.maketrans("\r\n", "  ")
+"""Of an event stream: names of queues may have them, and would be told as other fields of an event."""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,7 +107,7 @@ async def stream_messages(
 def _event(caller: Caller, taken: Taken) -> bytes:
     (message,) = told_of(caller, [taken]).messages
     return b"id: %s\nevent: message\ndata: %s\n\n" % (
-        message.message_id.replace("\n", " ").encode(),
+        message.message_id.translate(_ENDS_OF_LINES).encode(),
         msgspec.json.encode(message),
     )
 
