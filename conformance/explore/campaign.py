@@ -31,6 +31,9 @@ SHRINK_S = 40.0
 """How long a finding is shrunk at most."""
 SHRINK_PATIENCE_S = 0.8
 """While shrinking: a broker whose PINGRESP is quick gets no more time, one that is slow does."""
+LONG_STEPS = 8
+"""A finding that needs more steps is shrunk to whatever else a part of its life shows: a bug itself needs fewer than
+what follows of it."""
 REPEATS = 3
 """A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
 _OURS: Mapping[str, Any] = {
@@ -51,6 +54,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     transcript: tuple[WireLine, ...]
     number: int
     """Of the life, within its seed."""
+    seen_as: str
+    """The rule that the whole life broke first; it may be another one than that of its smallest form."""
     repeated: bool
     """It was seen again on a broker started for it."""
     waited: bool
@@ -286,11 +291,15 @@ class Campaign:
     def _search_all(self, numbers: Iterable[int], most: int, on_finding: Callable[[Finding], None]) -> None:
         self._next_at = self.lives + self.game.lives_a_broker
         for number in numbers:
-            finding = self._new_finding(number)
-            if finding is not None:
-                self._note(finding, on_finding)
-            if is_enough(self._findings, most) or time.monotonic() >= self._over_at:
-                break
+            again = True
+            while again:
+                finding = self._new_finding(number)
+                if finding is not None:
+                    self._note(finding, on_finding)
+                if is_enough(self._findings, most) or time.monotonic() >= self._over_at:
+                    return
+                # What became another one by shrinking is still to be found.
+                again = finding is not None and finding.counts and finding.seen_as != finding.replay.rule
 
     def _new_finding(self, number: int) -> Finding | None:
         """Play a life; the smallest form of a finding that is not ``known``, which gets it if it counts."""
@@ -310,22 +319,26 @@ class Campaign:
             found = self._found = life, error, self.player.transcript()
         else:
             return None
-        finding = self._confirmed(*self._shrunk(*found), self.seed)
+        small = self._shrunk(*found)
+        finding = self._confirmed(*small, self.seed)
         if not finding.counts:  # what the lives before had left let something pass for smaller
-            finding = self._confirmed(*self._shrunk(*found, afresh=True), self.seed)
+            small = self._shrunk(*found, afresh=True)
+            finding = self._confirmed(*small, self.seed)
         if not finding.counts:  # what a busy machine let pass for smaller may be none: the whole life has to show it
-            finding = self._confirmed(*found, self.seed)
+            small = found
+            finding = self._confirmed(*small, self.seed)
         if finding.counts:
-            self.known.add(found[1].key)
+            self.known.add(small[1].key)
         self._found = None
         return finding
 
     def _shrunk(
         self, life: AnyLife, error: ViolationError, transcript: list[WireLine], *, afresh: bool = False
     ) -> tuple[AnyLife, ViolationError, list[WireLine]]:
-        """The smallest life with the same finding; ``afresh``: each is played on a new broker."""
+        """The smallest life with the same finding, or with another new one while it is long; ``afresh``: each is played
+        on a new broker."""
         over_at = time.monotonic() + self.shrink_s
-        last = error, transcript
+        last = life, error, transcript
 
         def fails(smaller: AnyLife) -> bool:
             nonlocal last
@@ -334,9 +347,10 @@ class Campaign:
             try:
                 self.play(smaller)
             except ViolationError as seen:
-                if seen.key == error.key:
-                    last = seen, self.player.transcript()
-                return seen.key == error.key
+                may_differ = len(last[0].steps) > LONG_STEPS and not seen.waited and seen.key not in self.known
+                if seen.key == last[1].key or may_differ:
+                    last = smaller, seen, self.player.transcript()
+                    return True
             return False
 
         self._report(self.lives, f"shrinking {error.rule.label}")
@@ -345,7 +359,7 @@ class Campaign:
             smallest = self.game.shrink(life, fails, lambda: time.monotonic() < over_at)
         finally:
             self.player.patience_s = self.patience_s
-        return smallest, *last
+        return smallest, *last[1:]
 
     def _confirmed(self, life: AnyLife, error: ViolationError, transcript: list[WireLine], seed: int) -> Finding:
         """Play the smallest form on a new broker, with all the patience there is."""
@@ -377,6 +391,7 @@ class Campaign:
             replay=replay,
             transcript=tuple(transcript),
             number=self._number,
+            seen_as=error.rule.label if self._found is None else self._found[1].rule.label,
             repeated=repeated,
             waited=error.waited,
         )

@@ -192,10 +192,11 @@ class Oracle(Limits, Settlements):
             return known[0]
         if number in queue.forgotten:
             raise violation(QueueRule.AGAIN, f"{where}, of a queue in memory, before a restart", "Q-DURA-03")
-        if queue.by_number.get(number):
+        is_there = bool(queue.by_number.get(number))
+        if is_there and (other is not None or not queue.is_letters):
             raise violation(QueueRule.TELLS, f"{where} at {place}, where it has not been, or another is", "Q-DELIVER-1")
         rule = QueueRule.LETTER_UNWANTED if queue.is_letters else QueueRule.UNKNOWN
-        raise violation(rule, f"{where}, which is none of it")
+        raise violation(rule, f"{where} at {place}, which is {'one more than' if is_there else 'none of'} it")
 
     def _left_by_itself(self, letters: Queue, queue: Queue, number: int) -> list[Message]:
         """The dead letter of a message that left for a limit, or by time, of a group or of all."""

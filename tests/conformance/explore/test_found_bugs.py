@@ -117,3 +117,23 @@ def test_a_finding_that_is_being_shrunk_is_not_lost(nursery: Nursery, cut: BaseE
     assert list(found.findings) == kept
     assert found.lives
     assert found.seed == SEED
+
+
+def test_what_follows_of_a_bug_is_shrunk_to_the_bug_and_still_told(nursery: Nursery) -> None:
+    """Four steps show what five more hide behind what follows of it."""
+    causes, most = 4, 9
+
+    class Broken(Campaign):
+        def play(self, life: Life) -> None:
+            if len(life.steps) >= most:
+                raise ViolationError(Rule.FIGURES, 5, "what follows")
+            if len(life.steps) >= causes:
+                raise ViolationError(Rule.QOS, 5, "the bug")
+
+    with Broken(load_target("reference"), nursery=nursery) as campaign:
+        found = campaign.explore(30, SEED)
+    assert [(each.replay.rule, each.seen_as, len(each.replay.life.steps)) for each in found.findings] == [
+        ("qos", "figures", causes),
+        ("figures", "figures", most),
+    ]
+    assert len({each.number for each in found.findings}) == 1, "the same life shows both"
