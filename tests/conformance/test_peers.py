@@ -224,33 +224,54 @@ def test_a_peer_is_started_judged_and_ended(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.peer
 @pytest.mark.slow
-def test_rabbitmq_is_judged_by_amqp_and_keeps_what_it_confirmed(tmp_path: Path) -> None:
+def test_rabbitmq_is_judged_by_amqp_and_keeps_what_it_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not found("rabbitmq-amqp091"):
         pytest.skip("rabbitmq is not installed")
     names = ("queue/requests-are-answered", "confirm/every-publish-gets-one", "restart/confirmed-messages")
     cases = tuple(load_cases()[f"amqp091/{name}"] for name in names)
-    before = erlang_processes()
+    monkeypatch.setenv(OURS, str(tmp_path))
     outcome = judge_peer(load_target("rabbitmq-amqp091"), PeerPlan(cases=cases, out=tmp_path, install=False))
     assert (outcome.state, outcome.counts) == (PeerState.JUDGED, {CaseVerdict.PASS: 3})
-    assert erlang_processes() == before
+    assert processes_of(str(tmp_path)) == []
 
 
 @pytest.mark.peer
 @pytest.mark.slow
-def test_rabbitmq_is_started_judged_and_ended_with_all_its_processes(tmp_path: Path) -> None:
+def test_rabbitmq_is_started_judged_and_ended_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not found("rabbitmq"):
         pytest.skip("rabbitmq is not installed")
-    before = erlang_processes()
+    monkeypatch.setenv(OURS, str(tmp_path))
     outcome = judge_peer(load_target("rabbitmq"), plan(tmp_path))
     assert (outcome.state, outcome.counts) == (PeerState.JUDGED, {CaseVerdict.PASS: 1})
-    assert erlang_processes() == before
+    assert processes_of(str(tmp_path)) == []
 
 
-def erlang_processes() -> set[str]:
-    """Processes of this user's Erlang that live."""
+OURS = "ASSAY_TEST_THAT_STARTED_IT"
+
+
+def test_processes_are_known_by_who_started_them(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"], env={**os.environ, OURS: str(tmp_path)}) as process:
+        try:
+            while not (found := processes_of(str(tmp_path))):
+                assert process.poll() is None
+        finally:
+            process.kill()
+    assert found == [process.pid]
+    assert processes_of(str(tmp_path)) == []
+
+
+def processes_of(test: str) -> list[int]:
+    """Processes that live and were started by a test, or by what it started: others may judge RabbitMQ meanwhile."""
     ps = shutil.which("ps")
     if ps is None:
         pytest.skip("no ps")
-    listed = subprocess.run([ps, "-eo", "pid=,stat=,comm="], check=True, capture_output=True, text=True).stdout
+    env = {name: value for name, value in os.environ.items() if name != OURS}
+    listed = subprocess.run(
+        [ps, "axeww", "-o", "pid=,stat=,command="], check=True, capture_output=True, env=env
+    ).stdout.decode(errors="replace")
     rows = (line.split(None, 2) for line in listed.splitlines())
-    return {pid for pid, state, name in rows if name.startswith(("beam", "epmd", "erl_child")) and "Z" not in state}
+    return [int(pid) for pid, state, command in rows if "Z" not in state and f"{OURS}={test} " in f"{command} "]
