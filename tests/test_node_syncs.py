@@ -12,7 +12,7 @@ import pytest
 
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
-from assay.reference_broker.config import QueuesConfig
+from assay.reference_broker.config import EventKind, QueuesConfig
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
@@ -200,6 +200,19 @@ def test_declare_ok_waits_and_what_is_behind_it_waits_with_it(disk: WatchedDisk)
     assert [said.name for said in client.hear()] == [f"{name}-ok" for name, *_ in asked]
 
 
+def events_of(node: BrokerNode) -> list[tuple[str, str]]:
+    """What webhooks are told of queues from now on: the kind of event, and the queue."""
+    told: list[tuple[str, str]] = []
+
+    def notify(kind: EventKind, subject: str, _data: object) -> int:
+        if kind.value.startswith("queue."):
+            told.append((kind.value, subject))
+        return 0
+
+    node.engine.agenda.notify = notify
+    return told
+
+
 def declaration(*, stream: bool) -> bytes:
     arguments = (("x-queue-type", Typed(Kind.TEXT, "stream")),) if stream else ()
     method = encode_method(BY_NAME["queue.declare"], "new", False, True, False, False, False, arguments)
@@ -242,6 +255,7 @@ def test_a_queue_that_cannot_be_made_is_refused_leaves_nothing_and_may_be_made_l
     client = MqttClient(node)
     disk.fails = True
     told: list[object] = []
+    events = events_of(node)
     node.engine.create_queue("new", {}, NOW, told.append)
     client.say(subscribe("$queue/new"), p.Publish(topic="$queue/new", payload=b"m", qos=1, packet_id=1))
     assert (client.hear(), told) == (b"", [])
@@ -250,10 +264,14 @@ def test_a_queue_that_cannot_be_made_is_refused_leaves_nothing_and_may_be_made_l
     assert isinstance(told[0], QueueError)
     assert sorted((heard[0] >> 4, heard[heard[1] + 2] >> 4)) == [4, 9]
     assert node.engine.queues() == []
+    assert events == []
     disk.fails = False
     take_jobs(node)
     assert disk.list("queues/new") == []
     client.say(p.Publish(topic="$queue/new", payload=b"m", qos=1, packet_id=2))
     client.hear()
+    assert events == []
     turn(node, NOW)
     assert node.engine.stats("new").depth == 1
+    node.engine.delete_queue("new", NOW)
+    assert events == [("queue.created", "new"), ("queue.deleted", "new")]

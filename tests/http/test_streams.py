@@ -172,6 +172,9 @@ def test_the_bridge_publishes_to_topics(served: Served, queue: str) -> None:
     assert got == [("a/b", b"x"), ("m/acme/c/news", b"\xff")]
     answer = client.post("/publish", json={"topic": f"$queue/{queue}", "payload": ""})
     assert answer.json() == {"status": "ok", "matched": True, "id": f"{queue}:0:0"}
+    assert client.post("/publish", json={"topic": "nobody"}).json()["matched"] is False
+    client.put(f"/api/v1/queues/{queue}/bindings", json={"topics": [f"bound/{queue}"]}).raise_for_status()
+    assert client.post("/publish", json={"topic": f"bound/{queue}"}).json()["matched"] is True
     for topic, status in (("a/+", 400), ("$SYS/x", 403), ("", 400), (f"$queue/{queue}/$ack", 403)):
         assert client.post("/publish", json={"topic": topic}).status_code == status
     assert client.post("/publish", json={"topic": "a", "qos": 3}).status_code == 400

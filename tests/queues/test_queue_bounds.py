@@ -89,6 +89,12 @@ def test_what_a_dead_letter_queue_remembers_without_groups_is_no_group(bench_wit
     bench.turn()
     bench.engine.groups.delete("$dlq/q", "one", bench.now)
     assert list(bench.engine._queues["$dlq/q"].groups) == [MARK_GROUP]
+    assert bench.engine.groups.all_details("$dlq/q") == []
+    assert bench.engine.stats("$dlq/q").groups == ()
+    for refused in (bench.engine.groups.details, lambda *named: bench.engine.groups.delete(*named, bench.now)):
+        with pytest.raises(QueueError) as unknown:
+            refused("$dlq/q", MARK_GROUP)
+        assert unknown.value.code is QueueErrorCode.UNKNOWN_GROUP
     bench.consumer("d", group="two", queue="$dlq/q")
     assert _refused(lambda: bench.consumer("d", group="three", queue="$dlq/q"))
 

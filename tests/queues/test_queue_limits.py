@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.queues.jobs import agenda
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -413,6 +415,48 @@ def test_what_waits_for_a_retry_leaves_when_it_expires(bench_with: Benches, rest
     assert bench.engine.stats("q").depth == 1
     bench.advance(5.2)
     assert bench.engine.stats("q").depth == 0
+
+
+def test_of_thousands_that_wait_for_a_retry_all_leave_that_expire(
+    bench_with: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it many that live longer which came before them; and no turn looks at more than it has room for."""
+    retry = {"nack_immediately": False, "initial_backoff_s": 1_000.0, "max_backoff_s": 1_000.0}
+    bench = bench_with(ordering="none", max_in_flight=20_000, group={"max_pending": 20_000}, retry=retry)
+    consumer = bench.consumer()
+    for _ in range(4_200):
+        bench.publish("lives")
+    for _ in range(100):
+        bench.publish("expires", user_properties=(("ttl", "10s"),))
+    bench.advance(1.0)
+    for delivery in consumer.take():
+        consumer.nack(delivery)
+    bench.turn()
+    bench.now += 10.0
+    monkeypatch.setattr(agenda, "MAX_WORK", 40)
+    limits = bench.engine._queues["q"].limits
+    with patch.object(limits, "expire_entry", wraps=limits.expire_entry) as looks:
+        for _ in range(4):
+            looks.reset_mock()
+            bench.engine.tick(bench.now)
+            assert looks.call_count <= 40
+    monkeypatch.undo()
+    bench.advance(1.0)
+    assert bench.engine.stats("q").depth == 4_200
+
+
+@pytest.mark.parametrize("nacks", [1, 40])
+def test_what_waits_often_is_listed_for_its_expiry_a_bounded_number_of_times(bench_with: Benches, nacks: int) -> None:
+    bench = bench_with(message_ttl_s=1_000.0, retry={"max_retries": 1_000})
+    consumer = bench.consumer()
+    for _ in range(50):
+        bench.publish("m")
+    bench.turn()
+    for _ in range(nacks):
+        for delivery in consumer.take():
+            consumer.nack(delivery)
+        bench.turn()
+    assert len(bench.engine._queues["q"].limits._waiting) <= 2 * 50 + 1_024
 
 
 @pytest.mark.parametrize("letters", [False, True])

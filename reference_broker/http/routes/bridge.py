@@ -38,7 +38,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 class Published(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str
     matched: bool
-    """Somebody gets it now."""
+    """Somebody gets it now, be it a queue that is bound to the topic."""
     id: str | None = None
     """Of a message of a queue, or what cancels a delayed one."""
 
@@ -80,7 +80,7 @@ async def _publish(call: Call, wanted: Publication) -> Published:
     matched: list[bool] = []
 
     def start(confirm: Confirm) -> None:
-        matched.append(state.publish(message, caller, now))
+        matched.append(state.publish(message, caller, now) or state.is_taken(wanted.topic))
         driver.node.when_written(confirm)
 
     await service.confirmed(start)

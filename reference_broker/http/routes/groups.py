@@ -299,7 +299,7 @@ async def heartbeat_cooperatively(
 
 @AREA.post("/groups/{group}/leave", Left, Scope.READ, body=MemberRequest, errors=(_Q.UNKNOWN_MEMBER,))
 async def leave_group(call: Asked, group: Name, wanted: Annotated[MemberRequest, body(MemberRequest)]) -> Left:
-    """A member leaves: what it holds is ready at once."""
+    """A member leaves: what it holds is ready at once, and its deliveries count; release what was not tried first."""
     call.service.members.remove(call.service.members.find(call.caller, group, wanted.member_id))
     return Left()
 

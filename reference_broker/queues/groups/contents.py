@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.reference_broker.config import LimitScope, QueueConfig
 from assay.reference_broker.queues.groups.group import ConsumerGroup
-from assay.reference_broker.queues.messages.address import message_id_of
+from assay.reference_broker.queues.messages.address import MARK_GROUP, message_id_of
 from assay.reference_broker.queues.partitions.departures import Departures
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.trace.schema import TraceKind, Tracer
@@ -26,6 +26,11 @@ class QueueContents:
         self.refused = 0
         """Messages that the queue did not take."""
         self.tracer = tracer
+
+    @property
+    def named_groups(self) -> dict[str, ConsumerGroup]:
+        """Groups of people: without the broker's own."""
+        return {name: group for name, group in self.groups.items() if name != MARK_GROUP}
 
     # -- how many ------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class GroupOwner(Trimmer, Protocol):
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> None:
         """A message that waited for redelivery has expired."""
 
-    def waits(self, entry: PendingEntry, now: float) -> None:
+    def waits(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message waits for its next delivery, and may expire before that."""
 
     def left(self, partition: QueuePartition, offset: int) -> None:
@@ -435,7 +435,7 @@ class ConsumerGroup(GroupState):
         else:
             heapq.heappush(self._retry_times, entry.deadline)
             self.agenda.wake(self, entry.deadline)
-        self.owner.waits(entry, now)
+        self.owner.waits(self, entry, now)
 
     def dead_letter(self, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None) -> None:
         """Give the message to the dead-letter queue; it stays pending until that has it."""

@@ -7,6 +7,7 @@ flight is never taken away.
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
@@ -33,6 +34,8 @@ STEPS = 4_096
 """Messages that may be on their way to dead letters which do not take them, and copies of them looked at in one go."""
 _SWEEP_INTERVAL_S = 0.1
 """Expired messages nobody asks for are let go of this often at most."""
+_FEW = 1_024
+"""So many messages that wait for a retry are listed without a look at which of them wait no more."""
 
 
 class TimeToLive:
@@ -52,6 +55,10 @@ class TimeToLive:
         """Which group is looked at first."""
         self._is_unread = False
         """The disk did not give a message that was to be looked at."""
+        self._waiting: list[tuple[float, int, ConsumerGroup, PendingEntry]] = []
+        """What waits for a retry and when it expires, a heap; some may not wait any more, or stand there twice."""
+        self._wait_count = 0
+        self._most_waiting = _FEW
         self._trim_at = NEVER
         """When segments are looked for that nobody needs any more."""
         self.loose_bytes = 0
@@ -63,12 +70,32 @@ class TimeToLive:
             self.sweep_at = at
             self._agenda.wake(self, at)
 
-    def waits(self, entry: PendingEntry, now: float) -> None:
+    def waits(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """See :class:`GroupOwner`; what is not in memory is looked at soon."""
         stored = entry.place.partition.cached.get(entry.offset)
         at = 0.0 if stored is None else stored.expires_at
         if at != NEVER:
+            self._list_waiting(group, entry, at)
             self.arm(max(at, now + _SWEEP_INTERVAL_S))
+
+    def look_anew(self) -> None:
+        """Messages live for another time than before: all that wait for a retry are looked at again."""
+        for group in self._contents.groups.values():
+            for place in group.every_place:
+                for _, _, entry in place.waiting:
+                    self._list_waiting(group, entry, 0.0)
+
+    def _list_waiting(self, group: ConsumerGroup, entry: PendingEntry, at: float) -> None:
+        if len(self._waiting) >= self._most_waiting:
+            self._agenda.work += len(self._waiting) >> 6
+            self._waiting = list({id(each[3]): each for each in self._waiting if self._does_wait(*each[2:])}.values())
+            heapq.heapify(self._waiting)
+            self._most_waiting = 2 * len(self._waiting) + _FEW
+        self._wait_count += 1
+        heapq.heappush(self._waiting, (at, self._wait_count, group, entry))
+
+    def _does_wait(self, group: ConsumerGroup, entry: PendingEntry) -> bool:
+        return entry.state is EntryState.WAITING and self._contents.groups.get(group.group_id) is group
 
     def trim_later(self) -> None:
         """Messages left without being settled: their segments go, too, if nobody publishes or settles any more."""
@@ -202,26 +229,27 @@ class TimeToLive:
             self._contents.departures.add(partition, offset, offset + 1)
 
     def _expire_waiting(self, now: float) -> float:
-        """Discard what waits for a retry that it will not live to see; returns when the next of them expires."""
-        left, next_at = STEPS, NEVER
-        for group in _from(list(self._contents.groups.values()), self._group_turn):
-            for place in group.every_place:
-                if not place.waiting or left <= 0 or self._agenda.room <= 0:
-                    continue
-                waiting = [entry for _, _, entry in place.waiting[:left] if entry.state is EntryState.WAITING]
-                left -= len(waiting)
-                self._agenda.work += len(waiting) >> 2
-                for entry in waiting:
-                    try:
-                        stored = place.partition.get(entry.offset)
-                    except LogError:
-                        self._is_unread = True
-                        break
-                    if stored is not None and stored.expires_at <= now:
-                        self.expire_entry(group, entry, stored, now)
-                    elif stored is not None and not (entry.lost_at and group.gives_up(entry, stored, now)):
-                        next_at = min(next_at, stored.expires_at)
-        return next_at
+        """Discard what waits for a retry that it will not live to see; returns when the next of them expires, or
+        ``now`` when there is more to do."""
+        while self._waiting and self._waiting[0][0] <= now:
+            if self._agenda.room <= 0:
+                return now
+            self._agenda.work += 1
+            _, _, group, entry = heapq.heappop(self._waiting)
+            if not self._does_wait(group, entry):
+                continue
+            try:
+                stored = entry.place.partition.get(entry.offset)
+            except LogError:
+                self._list_waiting(group, entry, now + RETRY_S)
+                continue
+            if stored is not None and stored.expires_at <= now:
+                self.expire_entry(group, entry, stored, now)
+            elif stored is None or (entry.lost_at and group.gives_up(entry, stored, now)):
+                continue
+            elif stored.expires_at != NEVER:
+                self._list_waiting(group, entry, stored.expires_at)
+        return self._waiting[0][0] if self._waiting else NEVER
 
     @property
     def to_dead_letters(self) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
     """``dead_letters``: depth of its dead-letter queue."""
-    groups = tuple(group_stats(queue, group) for group in queue.groups.values())
+    groups = tuple(group_stats(queue, group) for group in queue.contents.named_groups.values())
     ready = max(map(queue.contents.ready_of, queue.groups.values()), default=queue.contents.staying)
     return QueueStats(
         queue=queue.name,

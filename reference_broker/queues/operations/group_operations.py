@@ -19,6 +19,7 @@ from assay.reference_broker.queues.groups.group_details import (
 )
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import MARK_GROUP
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -57,7 +58,7 @@ class GroupOperations:
         found = self._queues.get(queue)
         if found is None:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
-        named = found.groups.get(group)
+        named = None if group == MARK_GROUP else found.groups.get(group)
         if named is None:
             raise QueueError(QueueErrorCode.UNKNOWN_GROUP, f"the queue {queue!r} has no group {group[:80]!r}")
         return found, named
@@ -257,7 +258,8 @@ class GroupOperations:
         found = self._queues.get(queue)
         if found is None:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
-        return [details_of(found.groups[group], self._agenda.now) for group in sorted(found.groups)]
+        groups = found.contents.named_groups
+        return [details_of(groups[group], self._agenda.now) for group in sorted(groups)]
 
     def delete(self, queue: str, group: str, now: float) -> None:
         """Delete a group without consumers, for good: what it has not settled it never gets. Durable on return.

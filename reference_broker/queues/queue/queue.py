@@ -93,6 +93,8 @@ class DurableQueue(EnqueuePath):
         """What is known of it, where that is changed by a sync."""
         self.is_new = files.description.is_new
         """Until a sync has made it nobody is told that it is there, and nothing is written to its logs."""
+        self.is_told_of = not self.is_new
+        """Webhooks may know of it."""
         self.on_unmade: Callable[[QueueError], None] = ignore
         """Called when it could not be made."""
         self._held: dict[QueuePartition | ConsumerGroup, None] = {}
@@ -262,7 +264,9 @@ class DurableQueue(EnqueuePath):
         if config.max_bytes and not self._counts_bytes:
             self.count_bytes()
         self.config = self.contents.config = config
-        self._codec.ttl_s = config.message_ttl_s
+        if config.message_ttl_s != self._codec.ttl_s:
+            self._codec.ttl_s = config.message_ttl_s
+            self.limits.look_anew()
         self._keeps_all = config.retention.keep_settled
         self.checks = checks_of(config)
         self.limits.reconfigure()
@@ -433,12 +437,12 @@ class DurableQueue(EnqueuePath):
         """See :class:`GroupOwner`."""
         return self.limits.pass_over(group, place, end)
 
-    def waits(self, entry: PendingEntry, now: float) -> None:
+    def waits(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """See :class:`GroupOwner`."""
         if self.config.limits_count is LimitScope.READY:
             self._room = 0
             self.limits.trim_ready(now)
-        self.limits.waits(entry, now)
+        self.limits.waits(group, entry, now)
 
     def left(self, partition: QueuePartition, offset: int) -> None:
         """See :class:`GroupOwner`."""

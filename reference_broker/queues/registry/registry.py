@@ -283,7 +283,13 @@ class QueueRegistry:
             queue = self._open(config, settings, self._agenda.now, later=True)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        self._agenda.tell(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
+
+        def made(error: QueueError | None) -> None:
+            if error is None:
+                queue.is_told_of = True
+                self._agenda.tell(EventKind.QUEUE_CREATED, name, {"queue": name, "partitions": config.partitions})
+
+        queue.when_made(made)
         return queue
 
     def _admitted(self, config: QueueConfig, *, by_use: bool) -> QueueConfig:
@@ -483,7 +489,8 @@ class QueueRegistry:
             self.on_delete(queue)
         self._used_at.pop(name, None)
         self._on_change()
-        self._agenda.tell(EventKind.QUEUE_DELETED, name, {"queue": name})
+        if queue.is_told_of:
+            self._agenda.tell(EventKind.QUEUE_DELETED, name, {"queue": name})
         for consumer in removal.consumers:
             if consumer.on_end is not None:
                 consumer.on_end()
