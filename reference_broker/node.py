@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from assay.reference_broker.amqp091.connection import AMQP091, wire_protocol
+from assay.reference_broker.amqp091.connection import wire_protocol
+from assay.reference_broker.amqp091.names import AMQP091
 from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig

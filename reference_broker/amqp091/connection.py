@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from assay.reference_broker.amqp091.channel import Channel
-from assay.reference_broker.amqp091.login import NOT_LOGGED_IN, READERS, Credentials, bad_response
+from assay.reference_broker.amqp091.login import USERS_CHANGED, Identity, Login, Step, refused
+from assay.reference_broker.amqp091.names import AMQP091
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, read_acks, read_alike
 from assay.reference_broker.amqp091.service import Amqp091, Peer
 from assay.reference_broker.amqp091.topology import VirtualHost
@@ -27,7 +27,6 @@ from assay.reference_broker.amqp091.wire.frames import (
 )
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method, encode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.auth import METHOD, CheckQueueFullError, ScramError, ScramServer, ScramState
 from assay.reference_broker.config import EventKind, ServerReferenceConfig
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
@@ -39,12 +38,10 @@ from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from assay.reference_broker.auth import LoginCheck
     from assay.reference_broker.config import UserConfig
     from assay.reference_broker.core.access import Grants
     from assay.reference_broker.core.tenant import Tenant
 
-AMQP091: Final = "amqp091"
 _CLOSE_TIMEOUT_S: Final = 10.0
 """For the answer to a close."""
 MAX_UNCONFIRMED: Final = 4_096
@@ -138,9 +135,7 @@ class AmqpConnection(Peer, Connection):
         """Of messages that have begun to come, on all channels."""
         self._counted_bytes = 0
         """What is counted among the bytes of all connections that are not whole yet."""
-        self._check: LoginCheck | None = None
-        self._scram: ScramServer | None = None
-        """An exchange under way; its steps are bounded by the handshake's time."""
+        self._login = Login(arrival)
         self._unflushed: dict[Channel, None] = {}
         """Channels whose confirms leave at the end of the turn."""
         self._received_at = self._sent_at = arrival.now
@@ -216,9 +211,9 @@ class AmqpConnection(Peer, Connection):
         self._end(now)
 
     def interrupt_login(self, now: float) -> None:
-        if self._check is not None or self._scram is not None:
-            self._drop_check()
-            self.fail(_refused("the users changed meanwhile: try again"), now)
+        if self._login.is_under_way:
+            self._login.drop()
+            self.fail(refused(USERS_CHANGED), now)
 
     def rules_changed(self, now: float) -> None:
         """Who has another user or tenant now connects anew; a channel that reads what it may no more closes."""
@@ -389,7 +384,7 @@ class AmqpConnection(Peer, Connection):
                 self._end(now)
                 return 0
             self.phase = Phase.START
-            mechanisms = b" ".join(self._mechanisms())
+            mechanisms = b" ".join(self._login.mechanisms)
             self.send_method(0, "connection.start", 0, 9, self.server_properties(), mechanisms, b"en_US")
             return len(header)
         if len(header) == len(PROTOCOL_HEADER) or not PROTOCOL_HEADER.startswith(header[:4]):
@@ -422,12 +417,6 @@ class AmqpConnection(Peer, Connection):
         )
         named = tuple([(name, Typed(Kind.TEXT, text)) for name, text in texts.items()])
         return (("capabilities", capabilities), *named)
-
-    def _mechanisms(self) -> list[bytes]:
-        if self._arrival.certificate_name is not None:
-            return [b"EXTERNAL"]
-        scram = [METHOD] if self._arrival.authenticator.offers_scram else []
-        return [name.encode() for name in (*READERS, *scram)]
 
     def on_frame(self, part: Frame, now: float) -> None:
         """One frame of the connection. Raises :class:`AmqpError`."""
@@ -533,83 +522,38 @@ class AmqpConnection(Peer, Connection):
             pairs = zip(given.value[::2], given.value[1::2], strict=True)
             self.capabilities = frozenset(str(name.value) for name, value in pairs if value.value is True)
         try:
-            if mechanism.encode() not in self._mechanisms():
-                text = f"the mechanism {mechanism[:40]!r} is not offered"
-                raise AmqpError(Reply.ACCESS_REFUSED, text, rule=NOT_LOGGED_IN, hard=True)
-            if self._arrival.certificate_name is not None:
-                self._logged_in(self._arrival.certificate_name, self._arrival.certificate_name)
-                return
-            if mechanism == METHOD:
-                self._scram = self._arrival.authenticator.open_exchange(METHOD, self.broker.rng.randbytes(32))
-                self._step_scram(response)
-                return
-            self._log_in(READERS[mechanism](response), now)
+            self._on_step(self._login.begin(mechanism, response, self.broker.rng, self._checked))
         except AmqpError as error:
             self.refuse_login(error, now)
 
     def _on_secure_ok(self, response: bytes, now: float) -> None:
         try:
-            self._step_scram(response)
+            self._on_step(self._login.answer(response))
         except AmqpError as error:
             self.refuse_login(error, now)
 
-    def _step_scram(self, response: bytes) -> None:
-        """RFC 5802. What the server says last is a challenge, too: a client answers it with nothing.
-
-        Raises :class:`AmqpError`.
-        """
-        scram = self._scram
-        if scram is None:
-            raise AmqpError(
-                Reply.ACCESS_REFUSED, "the users changed meanwhile: try again", rule=NOT_LOGGED_IN, hard=True
-            )
-        challenge = b""
-        if scram.state is ScramState.DONE:
-            if response:
-                raise bad_response(METHOD)
-            self._scram = None
-            self._logged_in(scram.username, scram.username)
-            return
-        if response or self.phase is Phase.SECURE:
-            try:
-                challenge = scram.step(response)
-            except ScramError as error:
-                raise AmqpError(
-                    Reply.ACCESS_REFUSED, f"login was refused: {error}", rule=NOT_LOGGED_IN, hard=True
-                ) from error
-        self.phase = Phase.SECURE
-        self.send_method(0, "connection.secure", challenge)
-
-    def _log_in(self, credentials: Credentials, now: float) -> None:
-        authenticator, name, secret = self._arrival.authenticator, credentials.username, credentials.password
-        allowed = authenticator.decide(name, secret, loopback=self._arrival.loopback)
-        verified = name if authenticator.has_users else None
-        if allowed is None:
-            try:
-                self._check = authenticator.check(name, secret, partial(self._checked, name), protocol=AMQP091)
-            except CheckQueueFullError:
-                raise _refused("too many passwords wait to be checked") from None
+    def _on_step(self, step: Step) -> None:
+        if step is None:
             self.phase = Phase.VERIFYING
-        elif allowed:
-            self._logged_in(verified, name)
+        elif isinstance(step, Identity):
+            self._logged_in(step)
         else:
-            raise _refused("login was refused")
+            self.phase = Phase.SECURE
+            self.send_method(0, "connection.secure", step)
 
-    def _checked(self, name: str, right: bool | None) -> None:
-        self._check = None
+    def _checked(self, decided: Identity | AmqpError) -> None:
         now = self.broker.now
         self.phase = Phase.START
-        if right:
-            self._logged_in(name, name)
+        if isinstance(decided, Identity):
+            self._logged_in(decided)
             self._consume(now)
         else:
-            late = "who the client is cannot be found out now: try again"
-            self.refuse_login(_refused(late if right is None else "login was refused"), now)
+            self.refuse_login(decided, now)
         self.rouse()
 
-    def _logged_in(self, verified: str | None, name: str) -> None:
-        broker = self.broker
-        self.username, self.asserted_name = verified, name
+    def _logged_in(self, identity: Identity) -> None:
+        broker, verified = self.broker, identity.verified
+        self.username, self.asserted_name = identity
         self.client_id = f"amqp091:{broker.rng.randbytes(8).hex()}"
         self.login = self._arrival.authenticator.user(verified)
         if broker.access is not None:
@@ -743,12 +687,6 @@ class AmqpConnection(Peer, Connection):
         self._cancel_timer()
         self._timer = self.broker.timers.schedule(now + _CLOSE_TIMEOUT_S, self._handshake_timed_out)
 
-    def _drop_check(self) -> None:
-        self._scram = None
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
-
     def _release(self, now: float) -> None:
         """Let go of all it holds: consumers, what they hold, exclusive queues."""
         channels, self.channels = self.channels, {}
@@ -774,18 +712,13 @@ class AmqpConnection(Peer, Connection):
         self._buffer = b""
         self._publishes.let_go()
         self.broker.partial_packets.set(self, 0, now, progressed=True)
-        self._drop_check()
+        self._login.drop()
         self._cancel_timer()
         self._release(now)
         self.broker.waiting_publishers.pop(self, None)
         self.broker.connecting.remove(self)
         self.end_output()
         self.rouse()
-
-
-def _refused(text: str) -> AmqpError:
-    """Nobody is logged in."""
-    return AmqpError(Reply.ACCESS_REFUSED, text, rule=NOT_LOGGED_IN, hard=True)
 
 
 def opens(opening: bytes) -> bool | None:

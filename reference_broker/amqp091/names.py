@@ -1,4 +1,7 @@
-"""Names of queues on both sides. What AMQP allows and a topic could not hold is escaped with ``%``, as in URLs."""
+"""Names of queues on both sides, and of the protocol.
+
+What AMQP allows and a topic could not hold is escaped with ``%``, as in URLs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Final
 
 from assay.reference_broker.routing.remembered import remember
 
+AMQP091: Final = "amqp091"
+"""The protocol, as the broker calls it."""
 DEFAULT_VHOST: Final = "/"
 GROUP: Final = "amqp"
 """The group by which a queue is consumed over AMQP: one for all consumers, whatever the protocol, that share its
