@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from assay.conformance.http.steps import failed_step
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.transcript import Transcript
 from assay.conformance.wire.http import AnswerReader, HttpAnswer, MalformedHttpError, encode_request
@@ -23,9 +24,9 @@ _T = TypeVar("_T")
 class Answer:
     """An answer and the request that it is for. What a case reads of it and is not there fails the case."""
 
-    def __init__(self, what: str, answer: HttpAnswer) -> None:
-        self.what = what
-        """Method and target of the request."""
+    def __init__(self, what: str, answer: HttpAnswer, asked: Any = None) -> None:
+        self.what, self.asked = what, asked
+        """Method and target of the request, and its body."""
         self.status = answer.head.status
         self.header = answer.head.header
         self.body = answer.body
@@ -126,6 +127,13 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    def end(self) -> bool:
+        """No more will be said, and what comes is still read; False = its transport cannot say so, as that of TLS."""
+        can = self._transport is not None and self._transport.can_write_eof()
+        if self._transport is not None and can:
+            self._transport.write_eof()
+        return can
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -192,10 +200,13 @@ class HttpClient:
         """
         connection = await self.send(method, target, body, headers=headers)
         what = f"{method} {target}"
-        answer = await self._answer(connection, what, within_s)
+        try:
+            answer = await self._answer(connection, what, within_s)
+        except CaseFailureError as error:
+            raise failed_step(what, body, str(error)) from error
         if answer.head.header("connection").lower() == "close":
             self.close()
-        told = Answer(what, answer)
+        told = Answer(what, answer, body)
         self.ctx.transcript.add(self.name, "recv", decoded=f"{told.status} {_shown(told.body)}")
         return told
 
