@@ -41,12 +41,14 @@ VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5, "amqp091": AMQP_091, **FACES}
 
 
 class Basis(msgspec.Struct, frozen=True, kw_only=True):
-    """Statements on which a step rests: those of both versions of MQTT (without ``MQTT-``), or those of AMQP."""
+    """Statements on which a step rests: of both versions of MQTT (without ``MQTT-``), or of one other protocol."""
 
     what: str
     in_311: tuple[str, ...] = ()
     in_5: tuple[str, ...] = ()
-    in_amqp091: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    """In another protocol, whose cases have this version."""
+    version: int = AMQP_091
     judges: tuple[str, ...] | None = None
     """``<area>/<slug>`` of the cases that are about it, or statements they cite; None = one of the statements above."""
     shaped: bool = False
@@ -68,7 +70,15 @@ def _websocket(what: str, *statements: str, judge: str) -> Basis:
 
 
 def _amqp(what: str, *statements: str, judges: tuple[str, ...] | None = None) -> Basis:
-    return Basis(what=what, in_amqp091=statements, judges=judges, shaped=True)
+    return Basis(what=what, elsewhere=statements, judges=judges, shaped=True)
+
+
+def _http(what: str, statement: str, *judges: str) -> Basis:
+    return Basis(what=what, elsewhere=(statement,), version=HTTP_11, judges=judges, shaped=True)
+
+
+def _grpc(what: str, statement: str, *judges: str) -> Basis:
+    return Basis(what=what, elsewhere=(statement,), version=GRPC, judges=judges, shaped=True)
 
 
 def full_id(statement: str) -> str:
@@ -208,10 +218,39 @@ class Rule(Enum):
         "a Close has a code of its level, and names what failed", "sec.2.3.6.exceptions", "sec.4.8.2.reply-code"
     )
 
+    HTTP_QUEUE = _http("a queue is created", "H-QUEUE-1", "queues/created-is-listed-and-shown")
+    HTTP_PUBLISH = _http("a publish is taken", "H-PUB-1", "publish/taken-is-200-and-has-a-place")
+    HTTP_CONSUME = _http("a consumer is answered", "H-CONS-1", "consume/once-in-a-group-and-in-every-group")
+    HTTP_DELIVERY = _http("a message reaches its group", "H-CONS-1", "consume/once-in-a-group-and-in-every-group")
+    HTTP_CONTENT = _http("a payload comes as it was sent", "H-PUB-6", "publish/any-payload-and-headers-come-back")
+    HTTP_SETTLE = _http("a settlement is taken", "H-SETTLE-1", "consume/accepted-is-gone")
+    HTTP_ACCEPTED = _http("what is accepted does not come again", "H-SETTLE-1", "consume/accepted-is-gone")
+    HTTP_STATS = _http("the figures of a queue are told", "H-QUEUE-9", "queues/stats-count-what-is-there")
+    HTTP_TOPIC = _http("a topic is created", "H-TOPIC-1", "topics/created-is-201-and-shown")
+    HTTP_TOPIC_PUBLISH = _http("a topic takes messages", "H-TPUB-1", "topics/results-tell-place-and-priority")
+    HTTP_JOIN = _http("a member joins", "H-GROUP-1", "groups/joining-tells-the-assignment")
+    HTTP_POLL = _http("a member polls", "H-GROUP-5", "groups/poll-tells-messages-and-handles")
+    HTTP_ACK = _http("a handle is settled", "H-ACK-1", "groups/ack-tells-the-committed-offset")
+    HTTP_PRODUCER = _http("a producer is known", "H-TXN-1", "transactions/a-second-producer-fences-the-first")
+    HTTP_SCHEMA = _http("a schema is registered", "H-SCHEMA-1", "schemas/registered-has-an-id-and-versions")
+    HTTP_BRIDGE = _http("the bridge takes a message", "H-BRIDGE-1", "crossing/bridge-reaches-subscribers")
+    HTTP_PROBLEM = _http("a refusal is told as a problem", "H-ERR-1", "queues/a-second-of-its-name-is-409")
+    HTTP_ERROR = _http("GoQueue's routes tell an error", "H-ERR-2", "topics/a-second-of-its-name-is-409")
+    HTTP_NUMBER = _http("the registry numbers its errors", "H-SCHEMA-7", "schemas/unknown-has-its-number")
+    HTTP_NOBODY = _http("who says nothing is nobody", "H-AUTH-1", "access/who-is-nobody-is-401")
+
+    GRPC_QUEUE = _grpc("a queue is created", "G-QUEUE-1", "queues/created-shown-listed-deleted")
+    GRPC_APPEND = _grpc("an append is taken", "G-APPEND-1", "append/told-where-and-read-as-sent")
+    GRPC_CONSUME = _grpc("a consumer gets messages", "G-CONS-1", "consume/once-acknowledged-and-again")
+    GRPC_ACK = _grpc("an acknowledgement is taken", "G-CONS-3", "consume/once-acknowledged-and-again")
+    GRPC_PUBLISH = _grpc("a topic takes messages", "G-PUB-1", "publish/told-where-and-consumed-as-sent")
+    GRPC_SUBSCRIBE = _grpc("a subscriber gets what is its own", "G-SUB-1", "groups/subscribers-are-told")
+    GRPC_HANDLE = _grpc("a handle is settled", "G-ACK-1", "acks/settled-by-handle")
+
     def clauses(self, version: int) -> tuple[str, ...]:
         """Ids of the statements, for reports."""
         if version >= AMQP_091:
-            return self.value.in_amqp091 if version == AMQP_091 else ()
+            return self.value.elsewhere if version == self.value.version else ()
         return tuple(map(full_id, self.value.in_5 if version >= _V5 else self.value.in_311))
 
     def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:

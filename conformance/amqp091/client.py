@@ -17,6 +17,7 @@ from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import Incident, Rule, StepFailureError
 from assay.conformance.targets.amqp import plain
 from assay.conformance.wire.amqp091 import (
+    AMQP_091,
     CONSTANTS,
     FRAME_MIN_BYTES,
     FRAME_OVERHEAD_BYTES,
@@ -54,7 +55,7 @@ _MAX_INBOX = 100_000
 UNASKED = frozenset({"basic.deliver", "basic.return", "basic.ack", "basic.nack", "basic.cancel", "channel.flow"})
 """What a server sends on its own account, at any time."""
 _RULES = {
-    **{rule.value.in_amqp091[0].removeprefix("sync."): rule for rule in Rule if rule.value.in_amqp091},
+    **{rule.clauses(AMQP_091)[0].removeprefix("sync."): rule for rule in Rule if rule.clauses(AMQP_091)},
     "basic.recover": Rule.AMQP_RECOVER,
 }
 """By the method that must be answered."""

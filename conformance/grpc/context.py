@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import Incident, Rule, StepFailureError
 from assay.conformance.targets import Damage, Endpoint, unharmed
 from assay.conformance.targets.grpc import open_channel
 from assay.conformance.wire.grpc import DETAILS, FLUXMQ, interface
@@ -54,6 +55,45 @@ def grpc_case(
         return function
 
     return decorate
+
+
+_STEPS = {
+    "QueueService/CreateQueue": Rule.GRPC_QUEUE,
+    "QueueService/Append": Rule.GRPC_APPEND,
+    "QueueService/AppendBatch": Rule.GRPC_APPEND,
+    "QueueService/Consume": Rule.GRPC_CONSUME,
+    "QueueService/Ack": Rule.GRPC_ACK,
+    "PublishService/Publish": Rule.GRPC_PUBLISH,
+    "ConsumeService/Subscribe": Rule.GRPC_SUBSCRIBE,
+    "AckService/Ack": Rule.GRPC_HANDLE,
+}
+"""By the ends of their paths: the rules that calls rest on which must succeed."""
+_PLAIN = frozenset(
+    {
+        *("name", "config", "queue_name", "group_id", "consumer_id", "max_messages", "wait_time"),
+        *("value", "messages", "receipts", "topic", "receipt_handle"),
+    }
+)
+"""Fields that make no call special."""
+_OF_ANY_CALL = ("INTERNAL", "UNKNOWN", "UNAVAILABLE", "UNIMPLEMENTED", "DEADLINE_EXCEEDED", "DATA_LOSS", "")
+"""How a call ends that is no answer to what a case may be about; empty: it does not."""
+
+
+def _failed_step(
+    path: str, fields: Mapping[str, Any], text: str, code: str = "", *, refused: bool = False
+) -> CaseFailureError:
+    """A call was not done, or (``refused``) in no way that it may be refused in.
+
+    A plain one that must be done, and fails as any other would, is what another case is about; of others the case may
+    well be, unless plain ones fail, too.
+    """
+    rule = _STEPS.get(path.rpartition(".")[2])
+    if rule is None or (refused and code not in _OF_ANY_CALL):
+        return CaseFailureError(text)
+    special = frozenset(fields) - _PLAIN
+    waits = not code and "wait_time" in fields  # for a message, which may be what does not come
+    is_soft = bool(special) or waits or code not in _OF_ANY_CALL or refused
+    return StepFailureError(Incident(rule=rule, shape=special, text=text, soft=is_soft))
 
 
 class Reply:
@@ -126,7 +166,7 @@ class Stream:
         """The next message, which must come."""
         came = await self._next()
         if isinstance(came, Reply):
-            self._ctx.fail(f"expected another message of {self.what}; seen {came}")
+            raise _failed_step(self.what, {}, f"expected another message of {self.what}; seen {came}", came.code)
         self._ctx.transcript.add("c1", "recv", decoded=str(came).replace("\n", " ")[:_SHOWN_CHARACTERS])
         return came
 
@@ -236,8 +276,12 @@ class GrpcContext(CaseContext):
 
     async def done(self, path: str, **fields: Any) -> Any:
         """A call that must succeed; the message of its answer."""
-        reply = await self.call(path, **fields)
-        self.must(reply.code == OK, f"expected OK; seen {reply}")
+        try:
+            reply = await self.call(path, **fields)
+        except CaseFailureError as error:
+            raise _failed_step(path, fields, str(error)) from error
+        if reply.code != OK:
+            raise _failed_step(path, fields, f"expected OK; seen {reply}", reply.code)
         return reply.value
 
     def stream(self, path: str, *, more: bool = False, metadata: Metadata | None = None, **fields: Any) -> Stream:
@@ -262,7 +306,8 @@ class GrpcContext(CaseContext):
 
     def refused(self, reply: Reply, *codes: str) -> None:
         """It must have one of these statuses."""
-        self.must(reply.code in codes, f"expected {' or '.join(codes)}; seen {reply}")
+        if reply.code not in codes:
+            raise _failed_step(reply.what, {}, f"expected {' or '.join(codes)}; seen {reply}", reply.code, refused=True)
 
     def same(self, what: str, seen: Any, wanted: Any) -> None:
         """A value must be this one."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.http.client import Answer, Headers, HttpClient, HttpConnection, basic
+from assay.conformance.http.steps import failed_step, special
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
+from assay.conformance.rules import Incident, Rule, StepFailureError
 from assay.conformance.targets import Damage, Endpoint, unharmed
 from assay.conformance.wire.http import HttpAnswer
 
@@ -67,6 +69,13 @@ class HttpContext(CaseContext):
         self._http: list[HttpConnection] = []
         self._made: dict[str, None] = {}
         """Paths that delete what the case has made."""
+        self._sent: dict[str, set[Any]] = {}
+        """Queue to the payloads that it was filled with."""
+        self._accepted: set[tuple[str, str]] = set()
+        """Group and message id."""
+        self._changed: list[Incident] = []
+        """Of the first message that came as nobody had sent it."""
+        self._settles = False
         self.me = self.client("c1")
 
     # Clients
@@ -172,8 +181,11 @@ class HttpContext(CaseContext):
     async def fill(self, queue: str, *messages: Message) -> Answer:
         """Publish to a queue, all of which must be taken."""
         told = [{"payload": each} if isinstance(each, str) else each for each in messages]
+        self._sent.setdefault(queue, set()).update(each.get("payload") for each in told)
         answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/messages", {"messages": told})
         self.status(answer, 200)
+        with self.step_of(Rule.HTTP_PUBLISH):
+            self.same("the number of results", len(answer.at("results", kind=list)), len(told))
         return answer
 
     async def publish_to(self, topic: str, *messages: Message) -> Answer:
@@ -190,14 +202,29 @@ class HttpContext(CaseContext):
         asked = {"group": group, "max_messages": count, "wait_s": wait_s, **more}
         answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/consume", asked)
         self.status(answer, 200)
-        return cast(list[dict[str, Any]], answer.at("messages", kind=list))
+        found = cast(list[dict[str, Any]], answer.at("messages", kind=list))
+        for each in found:
+            text = f"{group} got the message {each.get('message_id')} of {queue}"
+            is_new = (group, each.get("message_id")) not in self._accepted
+            self.step(Rule.HTTP_ACCEPTED, is_new, f"{text}, which it had accepted")
+            if not self._changed and each.get("payload") not in self._sent.get(queue, {each.get("payload")}):
+                text += f" with the payload {each.get('payload')!r}, which nobody had sent"
+                self._changed.append(Incident(rule=Rule.HTTP_CONTENT, text=text, soft=True))
+        return found
+
+    def other_reasons(self) -> list[Incident]:
+        """See :class:`CaseContext`; a payload that was changed, and settlements that did nothing, too."""
+        settled = Incident(rule=Rule.HTTP_ACCEPTED, text="what was settled may not be", soft=True)
+        return super().other_reasons() + self._changed + [settled] * self._settles
 
     async def take_all(self, queue: str, count: int, *, at_once: int = 1_000, **more: Any) -> list[dict[str, Any]]:
         """Consume until so many messages have come, at most so many at once."""
         found: list[dict[str, Any]] = []
         while len(found) < count:
             some = await self.take(queue, min(at_once, count - len(found)), wait_s=5.0, **more)
-            self.must(bool(some), f"expected {count} messages of {queue}; seen {len(found)}: {payloads(found)}")
+            if not some:
+                text = f"expected {count} messages of {queue}; seen {len(found)}: {payloads(found)}"
+                raise StepFailureError(Incident(rule=Rule.HTTP_DELIVERY, shape=special(more), text=text, soft=True))
             found += some
         return found
 
@@ -208,7 +235,7 @@ class HttpContext(CaseContext):
             answer = await self.me.get(f"{API}/queues/{queue}/consumers")
             if any(each.get("group") == group for each in answer.at("consumers", kind=list)):
                 return
-        self.fail(f"expected a consumer of {queue} in {group}; seen none")
+        self.step(Rule.HTTP_DELIVERY, False, f"expected a consumer of {queue} in {group}; seen none", soft=True)
 
     async def none_left(self, queue: str, *, group: str = "g", **more: Any) -> None:
         """A group must get nothing more of a queue now."""
@@ -217,12 +244,16 @@ class HttpContext(CaseContext):
 
     async def settle(self, queue: str, outcome: str, *messages: Mapping[str, Any], **more: Any) -> Answer:
         """Settle what was consumed."""
+        self._settles = True
         asked = {"outcome": outcome, "receipts": [each["receipt"] for each in messages], **more}
         return await self.me.post(f"{API}/queues/{quote(queue, safe='')}/settle", asked)
 
     async def done(self, queue: str, outcome: str, *messages: Mapping[str, Any], **more: Any) -> None:
         """Likewise, which must be answered with 200."""
+        self.step(Rule.HTTP_DELIVERY, bool(messages), f"expected messages of {queue}; seen none", soft=True)
         self.status(await self.settle(queue, outcome, *messages, **more), 200)
+        if outcome == "accept":
+            self._accepted |= {(each.get("group", ""), each.get("message_id", "")) for each in messages}
 
     async def join(self, group: str, *topics: str, client: str = "me") -> Answer:
         """Become a member of a group of GoQueue's."""
@@ -243,16 +274,26 @@ class HttpContext(CaseContext):
         while len(found) < count:
             answer = await self.poll(group, member, "5s", count - len(found))
             some = [each for part in answer.at("messages", kind=dict).values() for each in part]
-            self.must(bool(some), f"expected {count} messages for {member}; seen {len(found)}")
+            text = f"expected {count} messages for {member}; seen {len(found)}"
+            self.step(Rule.HTTP_POLL, bool(some), text, soft=True)
             found += some
         return found
 
     # Checks
 
     def status(self, answer: Answer, *allowed: int) -> None:
-        """The answer must have one of these."""
-        wanted = " or ".join(map(str, allowed))
-        self.must(answer.status in allowed, f"expected {wanted}; seen {answer}")
+        """The answer must have one of these; that a request is done where it has to be is a step."""
+        if answer.status not in allowed:
+            text = f"expected {' or '.join(map(str, allowed))}; seen {answer}"
+            raise failed_step(answer.what, answer.asked, text, status=answer.status, allowed=allowed)
+
+    @contextlib.contextmanager
+    def step_of(self, rule: Rule) -> Iterator[None]:
+        """What fails in here is a step on which the case rests, and not what it is about."""
+        try:
+            yield
+        except CaseFailureError as error:
+            raise StepFailureError(Incident(rule=rule, text=str(error))) from error
 
     def same(self, what: str, seen: Any, wanted: Any) -> None:
         """A value must be this one."""
@@ -263,28 +304,32 @@ class HttpContext(CaseContext):
         allowed = (statuses,) if isinstance(statuses, int) else tuple(statuses)
         self.status(answer, *allowed)
         kind = answer.header("content-type").partition(";")[0].strip().lower()
-        self.must(kind == PROBLEM, f"expected content of type {PROBLEM}; seen {kind or 'none'} with {answer}")
-        self.same("the member status", answer.at("status"), answer.status)
-        self.must(bool(answer.at("title", kind=str)), f"expected a title; seen {answer}")
-        code = answer.at("code", kind=str)
+        text = f"expected content of type {PROBLEM}; seen {kind or 'none'} with {answer}"
+        self.step(Rule.HTTP_PROBLEM, kind == PROBLEM, text)
+        with self.step_of(Rule.HTTP_PROBLEM):
+            self.same("the member status", answer.at("status"), answer.status)
+            self.must(bool(answer.at("title", kind=str)), f"expected a title; seen {answer}")
+            code = answer.at("code", kind=str)
         self.must(not codes or code in codes, f"expected the code {' or '.join(codes)}; seen {answer}")
 
     def publish_refused(self, answer: Answer, status: int, code: str = "") -> None:
         """A publish was refused as a whole: by a problem, or by what became of each message."""
         self.status(answer, status)
-        told = answer.json.get("results") or [{"error": answer.json}]
+        with self.step_of(Rule.HTTP_PROBLEM):
+            told = answer.at(kind=dict).get("results") or [{"error": answer.json}]
         for each in told:
             problem = each.get("problem") or each.get("error")
-            self.must(
-                isinstance(problem, dict) and problem.get("status") == status, f"expected {status}; seen {answer}"
-            )
+            with self.step_of(Rule.HTTP_PROBLEM):
+                self.must(isinstance(problem, dict) and "code" in problem, f"expected a problem; seen {answer}")
+            self.same("its status", problem.get("status"), status)
             self.must(not code or problem["code"] == code, f"expected the code {code}; seen {answer}")
 
     def refused_as_goqueue(self, answer: Answer, *statuses: int) -> None:
         """It must have one of these statuses, and tell it with a text in GoQueue's form."""
         self.status(answer, *statuses)
-        self.must(bool(answer.at("error", kind=str)), f"expected a text in error; seen {answer}")
-        self.same("the member status", answer.at("status", kind=int), answer.status)
+        with self.step_of(Rule.HTTP_ERROR):
+            self.must(bool(answer.at("error", kind=str)), f"expected a text in error; seen {answer}")
+            self.same("the member status", answer.at("status", kind=int), answer.status)
 
 
 def payloads(messages: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -28,7 +28,8 @@ def module(name: str) -> ModuleType:
     return import_module(f"assay.reference_broker.grpc_api.{name}")
 
 
-def _plant(patch: Patch, methods: str, make: Make) -> None:
+def plant(patch: Patch, methods: str, make: Make) -> None:
+    """Serve methods, by a pattern of their whole names, in another way."""
     guard = module("guard")
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +45,7 @@ def _plant(patch: Patch, methods: str, make: Make) -> None:
 
 def _serves(name: str, what: str, methods: str, make: Make) -> None:
     """Register a bug: methods, by a pattern of their whole names, are served in another way."""
-    mutant(name, what)(lambda patch: _plant(patch, methods, make))
+    mutant(name, what)(lambda patch: plant(patch, methods, make))
 
 
 def _writes(change: Callable[[Any], object]) -> Make:
@@ -313,7 +314,7 @@ def late(patch: Patch) -> None:
 
         return serve
 
-    _plant(patch, ".*", make)
+    plant(patch, ".*", make)
 
 
 @variation("any-grpc-other-words", "texts of refusals are others", freedom="a status has its code for programs")

@@ -7,9 +7,11 @@ import msgspec
 from assay.conformance.booking import PLAINEST, settle
 from assay.conformance.case import load_cases
 from assay.conformance.engine import Outcome, blank_result, with_expectation
-from assay.conformance.rules import Incident, Rule, shape
+from assay.conformance.http.steps import failed_step
+from assay.conformance.rules import Incident, Rule, StepFailureError, shape
 from assay.conformance.targets import ExpectedStep, Target
 from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subscription, Will
+from assay.conformance.wire.http import GRPC, HTTP_11
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 CASES = load_cases()
@@ -150,10 +152,13 @@ def test_the_shape_of_a_request_is_what_is_special_about_it() -> None:
 
 
 def test_every_rule_stands_in_the_registry_and_has_a_case() -> None:
-    for spec, version in (("mqtt311", 4), ("mqtt5", 5)):
+    for spec, version in (("mqtt311", 4), ("mqtt5", 5), ("http", HTTP_11), ("grpc", GRPC)):
         cited = {clause for case in CASES.values() if case.spec == spec for clause in case.clauses}
         for rule in Rule:
             assert set(rule.clauses(version)) <= cited, rule
+            if version >= HTTP_11 and rule.clauses(version):
+                assert rule.value.judges is not None
+                assert {f"{spec}/{slug}" for slug in rule.value.judges} <= set(CASES), rule
     assert set(CASES) >= set().union(*PLAINEST.values())
 
 
@@ -166,3 +171,25 @@ def test_a_broker_that_does_not_start_again_is_booked_on_that_and_may_be_expecte
     target = Target(name="x", expect_step=(entry,))
     (known,) = settle(given, lambda result: with_expectation(result, target))
     assert known.result.verdict is CaseVerdict.XFAIL
+
+
+def test_a_request_that_is_not_done_is_a_step_of_its_route() -> None:
+    def incident(what: str, body: object, status: int, *allowed: int) -> Incident | None:
+        error = failed_step(what, body, "x", status=status, allowed=allowed)
+        return error.incident if isinstance(error, StepFailureError) else None
+
+    path = "POST /api/v1/queues/a/messages"
+    plain = incident(path, {"messages": [{"payload": "x"}]}, 500, 200)
+    assert plain == Incident(rule=Rule.HTTP_PUBLISH, text="x")
+    special = incident(path, {"messages": [{"payload": "x", "ttl": "1s"}]}, 0, 200)
+    assert special == Incident(rule=Rule.HTTP_PUBLISH, shape=frozenset({"ttl"}), text="x", soft=True)
+    refusal = incident(path, {"messages": [{"payload": "x"}]}, 429, 200)
+    assert refusal == Incident(rule=Rule.HTTP_PUBLISH, text="x", soft=True)
+    assert incident(path, None, 500, 400, 404) == Incident(rule=Rule.HTTP_PUBLISH, text="x", soft=True)
+    assert incident(path, None, 200, 400) is None, "what should be refused and is not is the case's own"
+    assert incident("GET /health", None, 500, 200) is None, "nothing rests on it"
+    waits = incident("POST /api/v1/queues/a/consume", {"group": "g", "wait_s": 5}, 0, 200)
+    assert waits == Incident(rule=Rule.HTTP_DELIVERY, text="x", soft=True), "it may be the message that does not come"
+    rejects = incident("POST /api/v1/queues/a/settle?x=1", {"outcome": "reject"}, 500, 200)
+    assert rejects is not None
+    assert rejects.shape == {"outcome reject", "x"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from assay.conformance.http.context import API, QUEUES, HttpContext, http_case
+from assay.conformance.http.context import API, QUEUES, HttpContext, http_case, payloads
 
 
 @http_case(
@@ -178,7 +178,7 @@ async def purge(ctx: HttpContext) -> None:
     """
     name = await ctx.queue()
     await ctx.fill(name, "a", "b", "c")
-    held = await ctx.take(name)
+    held = await ctx.take_all(name, 1)
     answer = await ctx.me.post(f"{API}/queues/{name}/purge")
     ctx.status(answer, 200)
     ctx.same("purged", answer.at("purged"), 2)
@@ -216,5 +216,5 @@ async def slash(ctx: HttpContext) -> None:
     await ctx.fill(name, "deep")
     await ctx.fill(short, "short")
     for queue, payload in ((name, "deep"), (short, "short")):
-        ctx.same(f"the message of {queue}", (await ctx.take(queue))[0]["payload"], payload)
+        ctx.same(f"the message of {queue}", payloads(await ctx.take_all(queue, 1)), [payload])
         await ctx.none_left(queue)

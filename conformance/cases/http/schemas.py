@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from assay.conformance.http.client import Answer
 from assay.conformance.http.context import API, QUEUES, SCHEMAS, HttpContext, http_case, payloads
+from assay.conformance.rules import Rule
 
 _ID = {"id": {"type": "integer"}}
 _NAME = {"name": {"type": "string"}}
@@ -44,11 +45,20 @@ async def _register(ctx: HttpContext, subject: str, schema: Any, **more: Any) ->
     return await ctx.me.post(path, {"schemaType": "JSON", "schema": text, **more})
 
 
+async def _registered(ctx: HttpContext, subject: str, schema: Any) -> int:
+    """The id of a schema that must be taken."""
+    answer = await _register(ctx, subject, schema)
+    ctx.status(answer, 200)
+    return cast(int, answer.at("id", kind=int))
+
+
 def _known(ctx: HttpContext, answer: Answer, status: int, number: int) -> None:
     """A refusal that clients of Confluent's registry know."""
     ctx.status(answer, status)
-    ctx.same("error_code", answer.at("error_code"), number)
-    ctx.must(bool(answer.at("message", kind=str)), f"expected a message; seen {answer}")
+    with ctx.step_of(Rule.HTTP_NUMBER):
+        seen = answer.at("error_code")
+        ctx.must(bool(answer.at("message", kind=str)), f"expected a message; seen {answer}")
+    ctx.same("error_code", seen, number)
 
 
 @http_case(
@@ -65,11 +75,11 @@ async def register(ctx: HttpContext) -> None:
     """
     subject, other = ctx.name("s"), ctx.name("s/with/slash")
     base, more = BASE | {"title": subject}, OPTIONAL_ADDED | {"title": subject}  # nobody else's
-    first = (await _register(ctx, subject, base)).at("id", kind=int)
+    first = await _registered(ctx, subject, base)
     same = json.dumps(dict(reversed(base.items())), indent=2)
-    ctx.same("the id of the same", (await _register(ctx, subject, same)).at("id"), first)
-    ctx.same("the id for another subject", (await _register(ctx, other, base)).at("id"), first)
-    second = (await _register(ctx, subject, more)).at("id", kind=int)
+    ctx.same("the id of the same", await _registered(ctx, subject, same), first)
+    ctx.same("the id for another subject", await _registered(ctx, other, base), first)
+    second = await _registered(ctx, subject, more)
     ctx.must(second != first, f"expected another id than {first}")
     ctx.same("the versions", (await ctx.me.get(f"/subjects/{subject}/versions")).json, [1, 2])
     latest = await ctx.me.get(f"/subjects/{subject}/versions/latest")
@@ -198,7 +208,7 @@ async def unknown(ctx: HttpContext) -> None:
     Also by comparison and look-up.
     """
     subject, none = ctx.name("s"), ctx.name("none")
-    await _register(ctx, subject, BASE)
+    await _registered(ctx, subject, BASE)
     text = {"schemaType": "JSON", "schema": json.dumps(OPTIONAL_ADDED)}
     for method, path, body, status, number in (
         ("GET", f"/subjects/{none}/versions", None, 404, 40401),
@@ -229,8 +239,8 @@ async def deleted(ctx: HttpContext) -> None:
     A version, then the whole subject.
     """
     subject = ctx.name("s")
-    first = (await _register(ctx, subject, BASE | {"title": subject})).at("id")
-    await _register(ctx, subject, OPTIONAL_ADDED)
+    first = await _registered(ctx, subject, BASE | {"title": subject})
+    await _registered(ctx, subject, OPTIONAL_ADDED)
     base = f"/subjects/{subject}"
     _known(ctx, await ctx.me.delete(f"{base}/versions/1?permanent=true"), 404, 40407)
     ctx.same("what was deleted", (await ctx.me.delete(f"{base}/versions/1")).json, 1)
@@ -339,13 +349,13 @@ async def restart(ctx: HttpContext) -> None:
     The next schema gets an id that nobody had.
     """
     subject, gone = ctx.name("s"), ctx.name("s")
-    first = (await _register(ctx, subject, BASE)).at("id")
+    first = await _registered(ctx, subject, BASE)
     await ctx.me.put(f"/config/{subject}", {"compatibility": "NONE"})
-    last = (await _register(ctx, gone, TEXT)).at("id")
+    last = await _registered(ctx, gone, TEXT)
     ctx.status(await ctx.me.delete(f"/subjects/{gone}"), 200)
     await ctx.restart()
     ctx.same("the version", (await ctx.me.get(f"/subjects/{subject}/versions/latest")).at("id"), first)
     ctx.same("the level", (await ctx.me.get(f"/config/{subject}")).at("compatibilityLevel"), "NONE")
     ctx.must(gone not in (await ctx.me.get("/subjects")).json, f"{gone} is there again")
-    new = (await _register(ctx, subject, NUMBER)).at("id", kind=int)
+    new = await _registered(ctx, subject, NUMBER)
     ctx.must(new not in (first, last), f"expected a new id; seen {new}")
