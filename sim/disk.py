@@ -7,9 +7,11 @@ a prefix, a subset or all of the pending operations, the last one possibly torn,
 per folder a prefix of its pending entries. So a file whose folder was not synced may be gone although its data was.
 :mod:`assay.sim.power_cuts` goes through such losses one by one instead of drawing them.
 
-A *deferred* sync models the time a sync takes: within :meth:`SimDisk.deferred` the calls only note what they cover;
-:meth:`Flush.commit` makes that durable, later. Injected errors: a disk that is full, syncs that fail (and, as on Linux,
-leave the lost pages marked clean, so that the next sync says yes), syncs that lie.
+A *deferred* sync models the time a sync takes: within :meth:`SimDisk.deferred` a job does all it has to do, and its
+sync calls only note what they cover; :meth:`SimDisk.finish` makes that durable, later. A crash or a power loss before
+that finds the job in any of its sync calls: what was covered before is durable, and what comes behind has not happened.
+Injected errors: a disk that is full, syncs that fail (and, as on Linux, leave the lost pages marked clean, so that the
+next sync says yes), syncs that lie.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class DiskProfile(msgspec.Struct, frozen=True, kw_only=True):
 class SimFile:
     """An open file of a :class:`SimDisk`. Useless after a crash of its process."""
 
-    def __init__(self, disk: SimDisk, inode: Inode) -> None:
+    def __init__(self, disk: SimDisk, inode: Inode, path: str) -> None:
+        self.path = path
+        """Under which it was opened."""
         self._disk = disk
         self._inode = inode
         self._boot = disk.boot
@@ -137,7 +141,7 @@ class SimFile:
 
     def sync(self) -> None:
         """See :meth:`DiskFile.sync`; deferred inside :meth:`SimDisk.deferred`."""
-        self._disk.sync_inode(self._check())
+        self._disk.sync_inode(self._check(), self.path)
 
     def close(self) -> None:
         self._open = False
@@ -158,6 +162,8 @@ class SimDisk:
         self.folders: dict[str, Folder] = {"": Folder()}
         self._flush: Flush | None = None
         self._deferring = False
+        self._flying: list[Flush] = []
+        """Of jobs that have not come back."""
         self._blocked_s = 0.0
         self._locked = False
 
@@ -192,7 +198,7 @@ class SimDisk:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             inode = Inode()
             folder.change(Entry(number=self.next_number(), kind=EntryKind.LINK, name=name, inode=inode))
-        return SimFile(self, inode)
+        return SimFile(self, inode, path)
 
     def list(self, path: str) -> list[str]:
         """See :meth:`Disk.list`."""
@@ -252,8 +258,7 @@ class SimDisk:
         folder = self.folders.get(path)
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self._flush_of().cover_folder(folder, self._number)
-        self._settle_flush()
+        self._sync(folder, path)
 
     def free_bytes(self) -> int:
         """See :meth:`Disk.free_bytes`."""
@@ -288,36 +293,70 @@ class SimDisk:
         if self._deferring:
             message = "deferred syncs do not nest"
             raise RuntimeError(message)
-        flush = self._flush = Flush()
+        flush = self._flush = Flush(self._number)
         self._deferring = True
         try:
             yield flush
         finally:
+            flush.end_job(self._number)
+            if self._flush is flush:
+                self._flying.append(flush)
             self._deferring = False
             self._flush = None
 
-    def finish(self, flush: Flush) -> OSError | None:
-        """The time of a deferred sync is over: it is durable, or failed."""
-        self.sync_count += 1
-        if self.sync_count in self.profile.failing_syncs:
-            self.sync_failures += 1
-            flush.fail()
-            return OSError(errno.EIO, os.strerror(errno.EIO))
+    def finish(self, flush: Flush) -> None:
+        """The time of deferred syncs is over: what they cover is durable."""
+        if flush in self._flying:
+            self._flying.remove(flush)
         if not self.profile.lying_sync:
+            for job in self._flying:
+                if job.operations:
+                    job.come_to(flush)
             flush.commit()
-        return None
 
     # -- faults --------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """The process is gone; the operating system keeps everything."""
+        """The process is gone; the operating system keeps everything that was done."""
+        self._end_jobs()
         self.boot += 1
         self._locked = False
+
+    def _end_jobs(self, *, at_once: bool = False) -> None:
+        """Jobs come no further than to one of their sync calls, or to their ends; ``at_once``: to the first call."""
+        undone = []
+        for flush in self._flying:
+            calls, not_done = flush.interrupt(None if at_once else self._rng)
+            undone.append(not_done)
+            if not self.profile.lying_sync:
+                flush.commit(calls)
+        if self._flush is not None and not self.profile.lying_sync:
+            # It ends within the job, and the calls before that had come back.
+            self._flush.commit()
         self._flush = None
         self._deferring = False
+        self._flying = []
+        if any(undone):
+            for folder in self.folders.values():
+                inodes = [*folder.durable.values(), *(entry.inode for entry in folder.pending)]
+                for inode in inodes:
+                    if inode is not None:
+                        inode.undo(undone)
+                folder.undo(undone)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """A folder whose own entry is gone is gone with everything in it."""
+        for path in sorted(self.folders):
+            parent, _, name = path.rpartition("/")
+            if path and (parent not in self.folders or name not in self.folders[parent].entries):
+                del self.folders[path]
+        files = [inode for folder in self.folders.values() for inode in folder.entries.values() if inode is not None]
+        self.used_bytes = sum(len(inode.content) for inode in files)
 
     def power_loss(self, modes: tuple[Persistence, ...] = _DRAWN) -> dict[str, str]:
         """The machine is gone. Each file draws one of ``modes``; returns what happened to files with pending data."""
+        self._end_jobs(at_once=modes == (Persistence.NONE,))
         self.crash()
         outcome: dict[str, str] = {}
         for path in sorted(self.folders):
@@ -327,15 +366,14 @@ class SimDisk:
                 kept = 0
             for entry in folder.pending[:kept]:
                 change_entries(folder.durable, entry)
-        self._drop_unlinked_folders()
+            folder.entries = dict(folder.durable)
+            folder.pending = []
+        self._tidy()
         for path, inode in sorted(self._durable_files()):
             if inode.pending:
                 mode = self._rng.choice(modes)
                 self._persist(inode, mode)
                 outcome[path] = mode.value
-        for folder in self.folders.values():
-            folder.entries = dict(folder.durable)
-            folder.pending = []
         for _, inode in self._durable_files():
             inode.content = bytearray(inode.durable)
             inode.pending = []
@@ -376,13 +414,6 @@ class SimDisk:
             cut -= (operation.position + cut) % SECTOR_BYTES
         return Write(operation.number, operation.position, operation.data[: max(0, cut)])
 
-    def _drop_unlinked_folders(self) -> None:
-        """A folder whose own entry is not durable is gone with everything in it."""
-        for path in sorted(self.folders):
-            parent, _, name = path.rpartition("/")
-            if path and (parent not in self.folders or name not in self.folders[parent].durable):
-                del self.folders[path]
-
     def _durable_files(self) -> Sequence[tuple[str, Inode]]:
         return [
             (f"{path}/{name}" if path else name, inode)
@@ -404,25 +435,27 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.used_bytes += growth
 
-    def sync_inode(self, inode: Inode) -> None:
+    def sync_inode(self, inode: Inode, path: str) -> None:
         """Carry out :meth:`SimFile.sync`."""
-        self._flush_of().cover_file(inode, self._number)
-        self._settle_flush()
+        self._sync(inode, path)
 
-    def _flush_of(self) -> Flush:
-        self._flush = self._flush or Flush()
-        return self._flush
-
-    def _settle_flush(self) -> None:
-        """End of a sync call: outside :meth:`deferred` it is carried out at once, and costs its caller time."""
-        if self._deferring:
-            return
-        flush, self._flush = self._flush, None
-        if flush is not None:
+    def _sync(self, what: Inode | Folder, path: str) -> None:
+        """Outside :meth:`deferred` a sync call is carried out at once, and costs its caller time."""
+        self.sync_count += 1
+        if not self._deferring:
             self._blocked_s += self.sync_latency_s()
-            error = self.finish(flush)
-            if error is not None:
-                raise error
+        if self._sync_fails(path):
+            self.sync_failures += 1
+            if isinstance(what, Inode):
+                what.drop(self._number)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush = Flush() if self._flush is None else self._flush
+        flush.cover(what, self._number, path)
+        if not self._deferring:
+            self.finish(flush)
+
+    def _sync_fails(self, path: str) -> bool:
+        return self.sync_count in self.profile.failing_syncs
 
     def _locate(self, path: str) -> tuple[Folder, str]:
         parent, _, name = path.rpartition("/")

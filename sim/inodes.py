@@ -6,6 +6,8 @@ the others.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -51,6 +53,15 @@ class Inode:
     def drop(self, up_to: int) -> None:
         """A failed sync: these operations are no longer pending, and not durable either."""
         self.pending = [operation for operation in self.pending if operation.number > up_to]
+
+    def undo(self, undone: Sequence[range]) -> None:
+        """These operations were never done."""
+        kept = [operation for operation in self.pending if not _among(operation.number, undone)]
+        if len(kept) < len(self.pending):
+            self.pending = kept
+            self.content[:] = self.durable
+            for operation in kept:
+                apply(self.content, operation)
 
 
 def apply(content: bytearray, operation: Write | Truncate) -> None:
@@ -122,6 +133,19 @@ class Folder:
                 kept.append(entry)
         self.pending = kept
 
+    def undo(self, undone: Sequence[range]) -> None:
+        """These changes were never made."""
+        kept = [entry for entry in self.pending if not _among(entry.number, undone)]
+        if len(kept) < len(self.pending):
+            self.pending = kept
+            self.entries = dict(self.durable)
+            for entry in kept:
+                change_entries(self.entries, entry)
+
+
+def _among(number: int, spans: Sequence[range]) -> bool:
+    return any(number in span for span in spans)
+
 
 def change_entries(entries: dict[str, Inode | None], entry: Entry) -> None:
     if entry.kind is EntryKind.UNLINK:
@@ -133,26 +157,52 @@ def change_entries(entries: dict[str, Inode | None], entry: Entry) -> None:
 
 
 class Flush:
-    """What deferred sync calls cover: all that was done before each. Nothing of it is durable before :meth:`commit`."""
+    """What the sync calls of one job cover, in their order: all that was done to a file or folder before each.
 
-    def __init__(self) -> None:
-        self._inodes: list[tuple[Inode, int]] = []
-        self._folders: list[tuple[Folder, int]] = []
+    Nothing of it is durable before :meth:`commit`. A job goes on when a sync has come back, so what it did behind a
+    call is there only where all that the call covers is durable: :meth:`interrupt`.
+    """
 
-    def cover_file(self, inode: Inode, up_to: int) -> None:
-        self._inodes.append((inode, up_to))
+    def __init__(self, begun: int = 0) -> None:
+        """``begun``: number of the last operation before the job."""
+        self._covers: list[tuple[Inode | Folder, int]] = []
+        self.paths: list[str] = []
+        """What the calls are for."""
+        self.operations = range(begun + 1, begun + 1)
+        """Numbers of what the job did."""
+        self._came_back = 0
+        """At least so many calls."""
 
-    def cover_folder(self, folder: Folder, up_to: int) -> None:
-        self._folders.append((folder, up_to))
+    def cover(self, what: Inode | Folder, up_to: int, path: str) -> None:
+        self._covers.append((what, up_to))
+        self.paths.append(path)
 
-    def commit(self) -> None:
-        """The device has it."""
-        for inode, up_to in self._inodes:
-            inode.sync(up_to)
-        for folder, up_to in self._folders:
-            folder.sync(up_to)
+    def end_job(self, number: int) -> None:
+        """That was its last operation."""
+        self.operations = range(self.operations.start, number + 1)
 
-    def fail(self) -> None:
-        """The device refused it, and the operating system forgot that it was unwritten."""
-        for inode, up_to in self._inodes:
-            inode.drop(up_to)
+    def commit(self, calls: int | None = None) -> None:
+        """The device has it; of the first so many calls, or of all."""
+        for what, up_to in self._covers[:calls]:
+            what.sync(up_to)
+
+    def come_to(self, other: Flush) -> None:
+        """Another sync covers operations of this job: it has come to them."""
+        covered = [
+            operation.number
+            for what, up_to in other._covers
+            for operation in what.pending
+            if operation.number <= up_to and operation.number in self.operations
+        ]
+        if covered:
+            self._came_back = sum(up_to < max(covered) for _, up_to in self._covers)
+            self.commit(self._came_back)
+
+    def interrupt(self, rng: random.Random | None) -> tuple[int, range]:
+        """The job ends in one of its sync calls, the first that it can be, or behind the last.
+
+        Returns how many had come back, and the operations that were not done yet.
+        """
+        calls = self._came_back if rng is None else rng.randint(self._came_back, len(self._covers))
+        last = self._covers[calls][1] if calls < len(self._covers) else self.operations.stop
+        return calls, range(last + 1, self.operations.stop)

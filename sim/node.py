@@ -262,7 +262,8 @@ class SimNode:
         while self._running_syncs or self._waiting_syncs:
             for job, (flush, error) in list(self._running_syncs.items()):
                 del self._running_syncs[job]
-                self.broker.job_done(job, error or self.disk.finish(flush), self.now)
+                self.disk.finish(flush)
+                self.broker.job_done(job, error, self.now)
             self._start_syncs()
         self.broker.close(self.now)
         for session in list(self._sessions.values()):
@@ -442,7 +443,7 @@ class SimNode:
 
     def _report(self, broker: BrokerNode, job: BackgroundJob) -> None:
         flush, error = self._running_syncs[job]
-        error = self.disk.finish(flush) or error
+        self.disk.finish(flush)
         self._kernel.trace(f"synced {error}")
 
         def done() -> None:

@@ -64,10 +64,10 @@ class WatchedDisk(SimDisk):
         self._stop()
         return super().next_number()
 
-    def sync_inode(self, inode: Inode) -> None:
+    def sync_inode(self, inode: Inode, path: str) -> None:
         """See :meth:`SimDisk.sync_inode`."""
         self._stop()
-        super().sync_inode(inode)
+        super().sync_inode(inode, path)
 
     def sync_folder(self, path: str) -> None:
         """See :meth:`SimDisk.sync_folder`."""

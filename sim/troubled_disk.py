@@ -68,9 +68,8 @@ class TroubledFile(SimFile):
     """An open file of a :class:`TroubledDisk`."""
 
     def __init__(self, disk: TroubledDisk, inode: Inode, path: str) -> None:
-        super().__init__(disk, inode)
+        super().__init__(disk, inode, path)
         self._troubled = disk
-        self.path = path
 
     def write_at(self, position: int, data: bytes) -> None:
         """See :meth:`DiskFile.write_at`."""
@@ -110,22 +109,14 @@ class TroubledFile(SimFile):
         truncate = super().truncate
         self._troubled.change(DiskCall.TRUNCATE, self.path, lambda: truncate(size))
 
-    def sync(self) -> None:
-        """See :meth:`DiskFile.sync`."""
-        self._troubled.syncing.append(self.path)
-        super().sync()
-
 
 class TroubledDisk(SimDisk):
     """See the module."""
 
     def __init__(self, rng: random.Random, profile: DiskProfile | None = None) -> None:
         super().__init__(rng, profile)
-        self.syncing: list[str] = []
-        """Files that the sync calls since the last one was begun are for."""
         self._usual = self.profile
         self._troubles: list[Trouble] = []
-        self._covered: dict[Flush, tuple[str, ...]] = {}
         self.nobody = False
         """The process that used it has ended, and nothing of what it still does counts."""
 
@@ -182,13 +173,17 @@ class TroubledDisk(SimDisk):
             found.append(f"{path} {at}")
         return found
 
-    def hit(self, call: DiskCall, *paths: str) -> Trouble | None:
-        """The fault that a call runs into. Raises :class:`OSError` for a process that has ended."""
+    def hit(self, call: DiskCall, *paths: str, syncs_end: bool = False) -> Trouble | None:
+        """The fault that a call runs into. Raises :class:`OSError` for a process that has ended.
+
+        A sync begins and ends: errors are met as it begins, and ends of nodes as it ends.
+        """
         if self.nobody:
             raise input_output_error()
-        if not self._troubles:
-            return None
-        found = [trouble for trouble in self._troubles if trouble.is_hit(call, paths)]
+        troubles = self._troubles
+        if call is DiskCall.SYNC:
+            troubles = [trouble for trouble in troubles if (trouble.down is not None) is syncs_end]
+        found = [trouble for trouble in troubles if trouble.is_hit(call, paths)]
         return found[0] if found else None
 
     def end_node(self, trouble: Trouble) -> None:
@@ -214,8 +209,6 @@ class TroubledDisk(SimDisk):
         """See :meth:`SimDisk.crash`."""
         super().crash()
         self.nobody = True
-        self.syncing = []
-        self._covered = {}
 
     def lock(self) -> None:
         """See :meth:`Disk.lock`."""
@@ -245,35 +238,19 @@ class TroubledDisk(SimDisk):
         remove = super().remove
         self.change(DiskCall.REMOVE, path, lambda: remove(path))
 
-    def sync_folder(self, path: str) -> None:
-        """See :meth:`Disk.sync_folder`."""
-        if self.nobody:
-            raise input_output_error()
-        self.syncing.append(path)
-        super().sync_folder(path)
+    def _sync_fails(self, path: str) -> bool:
+        return self.hit(DiskCall.SYNC, path) is not None or super()._sync_fails(path)
 
-    def _settle_flush(self) -> None:
-        """See :meth:`SimDisk._settle_flush`."""
-        assert self._flush is not None
-        self._covered[self._flush] = (*self._covered.get(self._flush, ()), *self.syncing)
-        self.syncing = []
-        super()._settle_flush()
-
-    def finish(self, flush: Flush) -> OSError | None:
+    def finish(self, flush: Flush) -> None:
         """See :meth:`SimDisk.finish`. Raises :class:`NodeGoneError`."""
         finish = super().finish
-        paths = self._covered.pop(flush, ())
-        hit = self.hit(DiskCall.SYNC, *paths) if paths else None
+        hit = self.hit(DiskCall.SYNC, *flush.paths, syncs_end=True) if flush.paths else None
         if hit is None:
-            return finish(flush)
-        if hit.fault.kind is not FaultKind.SYNC_ERROR:
-            if hit.rng.random() < 0.5:
-                finish(flush)
-            self.end_node(hit)
-        self.sync_count += 1
-        self.sync_failures += 1
-        flush.fail()
-        return input_output_error()
+            finish(flush)
+            return
+        if hit.rng.random() < 0.5:
+            finish(flush)
+        self.end_node(hit)
 
 
 def input_output_error() -> OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -54,6 +54,8 @@ MARK_SUFFIX = ".group"
 """Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
 not be told from one that was deleted."""
 STATE_SNAPSHOT_RECORDS = 2_000
+REFUSED: Final = "the queue is refused and its files are left as they are; the others go on"
+"""Ends the note about a queue that is set aside."""
 
 
 class LogQueueStore:
@@ -123,8 +125,7 @@ class LogQueueStore:
     def set_folder_aside(self, folder: str, problem: str) -> None:
         """Refuse a queue whose files cannot be used, and leave them as they are."""
         self._unusable[folder] = problem
-        rest = "the queue is refused and its files are left as they are; the others go on"
-        self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {rest}")
+        self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {REFUSED}")
 
     def take_back(self, name: str) -> None:
         """See :meth:`QueueStore.take_back`."""

@@ -13,8 +13,10 @@ from typing import Final
 import msgspec
 
 from assay.faults.scenario import Scenario
+from assay.reference_broker.storage.queue_store import REFUSED
+from assay.reference_broker.trace.fault_classes import Lies, destroys
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
-from assay.reference_broker.trace.schema import HistoryEvent
+from assay.reference_broker.trace.schema import AckedMeans, HistoryEvent, OpKind, OpType
 from assay.sim.guard import NondeterminismError
 from assay.sim.hunt.findings import FindingClass, classes_of
 from assay.sim.hunt.schedule import (
@@ -29,7 +31,7 @@ from assay.sim.hunt.schedule import (
     varied_of,
 )
 from assay.sim.hunt.states import RunCoverage, Sightings, Step, coverage_of, steps_of
-from assay.sim.runner import simulate
+from assay.sim.runner import SimOutcome, simulate
 from assay.sim.world import WorldError
 
 MAX_SEEDS: Final = 1_000_000
@@ -51,7 +53,7 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     trace_count: int
     excused: bool = False
-    """Something was lost or came again that a fault may take under this contract."""
+    """Something was lost or came again that a fault may take under this contract, or a queue was set aside for it."""
     schedule: Schedule | None = None
     """Of runs that do not pass."""
     coverage: RunCoverage | None = None
@@ -130,22 +132,26 @@ def run_schedule(
             ),
             [],
         )
-    findings = [
-        *outcome.findings,
-        *(() if outcome.verdict is Verdict.FAIL else map(_unproved, outcome.judgement.reasons)),
-    ]
+    verdict, unproved = outcome.verdict, outcome.judgement.reasons
+    set_aside = verdict is Verdict.UNKNOWN and _set_aside_lawfully(outcome)
+    if set_aside:
+        verdict = Verdict.PASS
+    if verdict is not Verdict.UNKNOWN:
+        unproved = []
+    findings = [*outcome.findings, *map(_unproved, unproved)]
     classes = classes_of(findings)
     return (
         SeedOutcome(
             seed=schedule.number,
-            verdict=outcome.verdict,
+            verdict=verdict,
             classes=classes,
             message="; ".join(finding.message for finding in findings if finding.severity is Severity.SAFETY),
             trace_hash=outcome.run.trace_hash,
             simulated_s=outcome.run.simulated_s,
             wall_s=time.perf_counter() - started,
             trace_count=outcome.run.trace_count,
-            excused=any(finding.severity is Severity.QUALITY and finding.checker in _EXCUSED for finding in findings),
+            excused=set_aside
+            or any(finding.severity is Severity.QUALITY and finding.checker in _EXCUSED for finding in findings),
             schedule=schedule if classes else None,
             coverage=None if sightings is None else coverage_of(scenario, outcome.run.events, sightings),
         ),
@@ -153,9 +159,23 @@ def run_schedule(
     )
 
 
+def _set_aside_lawfully(outcome: SimOutcome) -> bool:
+    """The broker refuses a queue and says so, after a fault that may take what it must know of it (Q-DURA-16)."""
+    begun = [event.detail for event in outcome.run.events if event.f is OpKind.FAULT and event.type is OpType.INVOKE]
+    lies = Lies()
+    kinds = [(kind, lies.before(kind)) for kind in (detail.split(maxsplit=1)[0] for detail in begun)]
+    return any(destroys(kind, AckedMeans.DISK, lied=lied) for kind, lied in kinds) and any(
+        note.problem.endswith(REFUSED) for note in outcome.run.storage_notes
+    )
+
+
 def _unproved(reason: str) -> Finding:
-    """Everything had healed and there was time enough: a queue that cannot be read to its end is stuck."""
-    return Finding(checker=LIVENESS, anomaly="F8", severity=Severity.SAFETY, message=reason)
+    """Everything had healed and there was time enough: a queue that cannot be read to its end is stuck.
+
+    That nothing happened at all is something else: no smaller form of a stuck queue is to be so small.
+    """
+    anomaly = "F8" if "drained" in reason else "nothing happened"
+    return Finding(checker=LIVENESS, anomaly=anomaly, severity=Severity.SAFETY, message=reason)
 
 
 def run_seed(

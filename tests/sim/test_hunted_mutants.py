@@ -72,7 +72,7 @@ SEGMENTS, GROUPS = FileKind.SEGMENTS, FileKind.GROUPS
 POWER, CRASH = FaultKind.POWER_LOSS, FaultKind.CRASH
 
 
-SEEDS = range(1, 17)
+SEEDS = 16
 
 
 class Hunted(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +80,7 @@ class Hunted(msgspec.Struct, frozen=True, kw_only=True):
     """Of which at least one must be found."""
     near_miss: str
     faults: tuple[Fault, ...]
+    first_seed: int = 1
 
 
 HUNTED = {
@@ -132,6 +133,7 @@ HUNTED = {
         anomalies={"F6", "A1"},
         near_miss="hunt-mark-not-trusted",
         faults=(node(0.4, CRASH), node(0.46, FaultKind.READ_ERROR, 0.5, files=SEGMENTS, times=30)),
+        first_seed=45,  # of sixty seeds the only one: the last read that fails must be that of a message that comes again
     ),
     "hunt-unread-group-is-new": Hunted(
         anomalies={"A15"},
@@ -197,7 +199,7 @@ def test_a_planted_bug_is_caught_and_its_near_miss_is_not(name: str) -> None:
     scenario = msgspec.structs.replace(SMALL, faults=hunted.faults)
     seed = next(
         seed
-        for seed in SEEDS
+        for seed in range(hunted.first_seed, hunted.first_seed + SEEDS)
         if hunted.anomalies & {anomaly for _, anomaly in simulate(scenario, seed, mutants=(name,)).signature}
     )
     for lawful in ((), (hunted.near_miss,)):

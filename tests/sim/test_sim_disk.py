@@ -155,7 +155,7 @@ def test_a_deferred_sync_covers_what_was_written_before_it_and_counts_when_commi
     with device.deferred() as flush:
         file.sync()
     file.append(b"after")
-    assert device.finish(flush) is None
+    device.finish(flush)
     device.power_loss(NOTHING)
     assert content(device, "log") == b"before"
 
@@ -169,6 +169,117 @@ def test_a_deferred_sync_that_did_not_finish_covers_nothing() -> None:
         file.sync()
     device.power_loss(NOTHING)
     assert content(device, "log") == b""
+
+
+def deletion(device: SimDisk) -> None:
+    """As a job deletes: what the folder holds, then the file that says what it is."""
+    device.remove("queue/messages/log")
+    device.sync_folder("queue/messages")
+    device.remove("queue/queue.json")
+    device.sync_folder("queue")
+
+
+def with_a_queue(seed: int) -> SimDisk:
+    device = disk(seed)
+    device.make_folder("queue/messages")
+    durable_file(device, "queue/messages/log", b"messages")
+    durable_file(device, "queue/queue.json", b"{}")
+    device.sync_folder("")
+    return device
+
+
+def left_of(device: SimDisk) -> tuple[bool, bool]:
+    return device.exists("queue/messages/log"), device.exists("queue/queue.json")
+
+
+INTACT, HALF, GONE = (True, True), (False, True), (False, False)
+
+
+def test_a_power_loss_keeps_the_order_of_what_a_job_synced() -> None:
+    """It comes no further than to one of its sync calls, whatever others do meanwhile."""
+    seen = set()
+    for seed in range(60):
+        device = with_a_queue(seed)
+        with device.deferred():
+            deletion(device)
+        durable_file(device, "of another", b"kept")
+        device.power_loss()
+        assert content(device, "of another") == b"kept"
+        seen.add(left_of(device))
+    assert seen == {INTACT, HALF, GONE}
+
+
+def test_where_another_sync_covers_what_a_job_did_the_job_had_come_there() -> None:
+    for seed in range(20):
+        device = with_a_queue(seed)
+        with device.deferred():
+            deletion(device)
+        device.sync_folder("queue")
+        device.power_loss()
+        assert left_of(device) == GONE
+
+
+def test_a_killed_process_leaves_a_job_in_one_of_its_sync_calls() -> None:
+    """Nothing that it had done is lost, and what comes behind the call was not done."""
+    seen = set()
+    for seed in range(60):
+        device = with_a_queue(seed)
+        with device.deferred():
+            deletion(device)
+        device.open("queue/of another", create=True).append(b"kept")
+        device.crash()
+        assert content(device, "queue/of another") == b"kept"
+        seen.add(left_of(device))
+        if left_of(device) == INTACT:
+            pytest.fail("the removal comes before the first sync call")
+        device.power_loss()
+        assert left_of(device) in {INTACT, HALF, GONE}
+    assert seen == {HALF, GONE}
+
+
+def test_what_a_job_had_synced_before_it_was_killed_is_durable() -> None:
+    device = with_a_queue(1)
+    with device.deferred():
+        device.remove("queue/messages/log")
+        device.sync_folder("queue/messages")
+        device.remove("queue/queue.json")
+        device.power_loss(NOTHING)
+    assert left_of(device) == HALF
+
+
+def test_a_job_that_had_not_come_to_it_made_and_wrote_nothing() -> None:
+    """Folders, files and bytes that it had written behind a call that had not come back."""
+    seen = set()
+    for seed in range(40):
+        device = with_a_queue(seed)
+        used_bytes = device.used_bytes
+        with device.deferred():
+            device.sync_folder("queue")
+            device.make_folder("queue/new")
+            device.open("queue/new/file", create=True).append(b"12345")
+            device.rename("queue/queue.json", "queue/queue.old")
+            log = device.open("queue/messages/log")
+            log.truncate(3)
+            log.append(b"more")
+        device.crash()
+        came_there = device.exists("queue/new")
+        seen.add(came_there)
+        assert content(device, "queue/messages/log") == (b"mesmore" if came_there else b"messages")
+        assert device.exists("queue/queue.json") is not came_there
+        assert device.list("queue/new") == (["file"] if came_there else [])
+        assert device.used_bytes == used_bytes + 4 * came_there
+    assert seen == {False, True}
+
+
+def test_a_job_whose_sync_fails_is_told_at_once_and_does_not_go_on() -> None:
+    device = with_a_queue(1)
+    device.profile = DiskProfile(failing_syncs=(device.sync_count + 1,))
+    with device.deferred() as flush, pytest.raises(OSError, match="Input/output"):
+        deletion(device)
+    device.finish(flush)
+    assert left_of(device) == HALF
+    device.power_loss((Persistence.ALL,))
+    assert left_of(device) in {INTACT, HALF}
 
 
 def test_a_sync_outside_deferred_costs_its_caller_time() -> None:

@@ -220,11 +220,15 @@ def test_a_lying_disk_loses_what_was_confirmed() -> None:
 
 @pytest.mark.parametrize("number", [9, 12, 15, 18, 21, 24])
 def test_a_failed_sync_confirms_nothing_that_is_lost(number: int) -> None:
-    """The queue refuses work after it; the crash that follows restarts it."""
+    """The queue refuses work after it; the crash that follows restarts it.
+
+    What was refused because the sync of a folder failed may be there all the same: no fault of this history says so.
+    """
     failing = WorldProfile(disk=DiskProfile(failing_syncs=(number,)))
     outcome = simulate(SMALL, 1, profile=failing)
     assert outcome.run.metrics["disk_sync_failures"] == 1
-    assert outcome.verdict is Verdict.PASS, outcome.findings
+    assert outcome.signature <= {("phantom", "A10")}, outcome.findings
+    assert not outcome.judgement.reasons
     assert outcome.judgement.counts["sends_ok"] > 20
 
 
