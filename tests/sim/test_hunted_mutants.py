@@ -133,7 +133,7 @@ HUNTED = {
         anomalies={"F6", "A1"},
         near_miss="hunt-mark-not-trusted",
         faults=(node(0.4, CRASH), node(0.46, FaultKind.READ_ERROR, 0.5, files=SEGMENTS, times=30)),
-        first_seed=45,  # of sixty seeds the only one: the last read that fails must be that of a message that comes again
+        first_seed=45,  # one seed in sixty: the last read that fails must be that of a message that comes again
     ),
     "hunt-unread-group-is-new": Hunted(
         anomalies={"A15"},
