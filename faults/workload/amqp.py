@@ -385,12 +385,16 @@ class AmqpConsumer(AmqpClient):
         """From now on acknowledge everything, also what was to be ignored."""
         super().drain(now)
         self._draining = True
-        waiting = {tag for _, tag in self._due}
+        waiting = {tag for _, tag in self._due} | self._being_settled()
         for tag in self._held:
             if tag not in waiting:
                 heapq.heappush(self._due, (now, tag))
         if self.ready and not self.closing:
             self._work(now)
+
+    def _being_settled(self) -> set[int]:
+        """Of what it holds: no second time."""
+        return set()
 
     def prepare(self) -> Conversation:
         """Whatever is not declared, and the subscription."""
@@ -512,6 +516,9 @@ class AmqpMover(AmqpConsumer):
         self._moves = 0
         self._moved = 0
         self._move_now: _Move | None = None
+
+    def _being_settled(self) -> set[int]:
+        return set() if self._move_now is None else {held.tag for held in self._move_now.held}
 
     def prepare(self) -> Conversation:
         """As a consumer, on a channel in transactions."""

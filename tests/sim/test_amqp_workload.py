@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -9,9 +11,11 @@ from assay.faults.fault_kinds import Fault, FaultKind
 from assay.faults.scenario import AmqpWorkload, Scenario, Settlement, find_scenario
 from assay.faults.workload_kinds import AmqpTransactions, PassingQueues
 from assay.reference_broker.trace.results import Severity, Verdict
+from assay.reference_broker.trace.schema import OpKind, OpType
 from assay.sim.runner import simulate
 
 replace = msgspec.structs.replace
+SETTLEMENTS = {OpKind.ACK, OpKind.NACK, OpKind.REJECT}
 
 
 def small(seed: int, kind: FaultKind = FaultKind.CRASH, **changes: object) -> Scenario:
@@ -38,25 +42,31 @@ def test_a_sound_broker_keeps_it_all(kind: FaultKind, changes: dict[str, object]
     outcome = simulate(small(7, kind, **changes), 7)
     assert outcome.verdict is Verdict.PASS, (outcome.findings, outcome.judgement.reasons, outcome.run.died)
     assert outcome.judgement.counts["sends_ok"] > 60
+    begun = (event for event in outcome.run.events if event.f in SETTLEMENTS and event.type is OpType.INVOKE)
+    in_transactions = Counter((event.txn, event.value) for event in begun if event.txn)
+    assert set(in_transactions.values()) <= {1}, (
+        "a mover settles a delivery once in a transaction, in the drain as well"
+    )
 
 
 @pytest.mark.parametrize(
-    ("mutant", "anomaly"),
+    ("mutant", "anomalies"),
     [
         ("amqp-acknowledgements-do-not-wait", "F6"),
         ("amqp-bindings-not-durable", "A1"),
         ("amqp-commit-forgets-acknowledgements", "A15"),
         ("amqp-never-redelivered", "B4"),
         ("amqp-publishes-do-not-wait", "A10"),
-        ("amqp-reject-forgotten", "A11"),
+        ("amqp-reject-forgotten", "A11 A15"),
         ("amqp-unbound-is-remembered", "T1"),
     ],
 )
-def test_planted_bugs_are_found(mutant: str, anomaly: str) -> None:
+def test_planted_bugs_are_found(mutant: str, anomalies: str) -> None:
+    """As one of them at least."""
     found: set[str] = set()
     for seed in range(1, 5):
         outcome = simulate(small(seed), seed, mutants=(mutant,))
         found |= {each.anomaly for each in outcome.findings if each.severity is Severity.SAFETY}
-        if anomaly in found:
+        if found & set(anomalies.split()):
             return
     pytest.fail(f"{mutant}: found {sorted(found)} in four seeds")
