@@ -44,14 +44,20 @@ def encoder(compression: Compression = Compression.NONE) -> BatchEncoder:
 def open_log(
     disk: Disk, *, options: LogOptions, compression: Compression = Compression.NONE, notes: list[str] | None = None
 ) -> SegmentedLog:
-    """Open or create the log. Raises :class:`LogError`."""
+    """Open or create the log, which tells in ``notes`` of places in its folder. Raises :class:`LogError`."""
+
+    def note(place: str, problem: str) -> None:
+        assert place.startswith(FOLDER), (place, problem)
+        if notes is not None:
+            notes.append(f"{place}: {problem}")
+
     return SegmentedLog(
         disk,
         FOLDER,
         options=options,
         encoder=_ENCODERS[compression],
         volatile=False,
-        note=lambda place, problem: notes.append(f"{place}: {problem}") if notes is not None else None,
+        note=note,
     )
 
 

@@ -151,15 +151,18 @@ class Watch:
             if path in grown:
                 grown[path] = (0, _END)
 
+    def span(self, step: int, path: Path) -> range:
+        """What the step has written to the file."""
+        return range(*self._grown[step].get(path, (0, 0)))
+
     def grown(self, step: int, path: Path) -> int:
         """By how much the file grew in the step."""
-        start, end = self._grown[step].get(path, (0, 0))
-        return end - start
+        return len(self.span(step, path))
 
     def files_of(self, step: int) -> set[Path]:
         return set(self._grown[step])
 
     def is_hit(self, step: int, path: Path, hurt: Hurt) -> bool:
         """Whether what the step has written there may be damaged."""
-        start, end = self._grown[step].get(path, (0, 0))
-        return start < hurt.end and hurt.start < end
+        span = self.span(step, path)
+        return span.start < hurt.end and hurt.start < span.stop

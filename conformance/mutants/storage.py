@@ -7,6 +7,7 @@ shows as long as nothing goes wrong, but for those that answer wrongly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from crc32c import crc32c
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import batch, log, log_opening, segment_scan
-from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
+from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder, BatchError, decode_header
 from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from assay.reference_broker.storage.file_names import parse_swap_name
@@ -68,6 +69,21 @@ def middle_cut_like_a_tail(patch: Patch) -> None:
         """There is no sound batch behind damage."""
 
     patch.replace(segment_scan, "next_sound_batch", none)
+
+
+@mutant("storage-long-batch-ends-the-log", "a damaged batch that claims all the rest of a file is believed")
+def long_batch_ends_the_log(patch: Patch) -> None:
+    def make(original: Callable[..., int | None]) -> Callable[..., int | None]:
+        def find(window: Window, position: int, *rest: Any, **named: Any) -> int | None:
+            with suppress(BatchError):
+                header = decode_header(window.bytes_at(position, HEADER_BYTES))
+                if position + header.total_bytes >= window.size:
+                    return None
+            return original(window, position, *rest, **named)
+
+        return find
+
+    patch.wrap(segment_scan, "next_sound_batch", make)
 
 
 # -- syncing -----------------------------------------------------------------------------------------------------

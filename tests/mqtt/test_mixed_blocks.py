@@ -336,6 +336,19 @@ def test_a_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert life.node.state.work - before >= 200 >> 5
 
 
+def test_a_block_costs_a_share_of_its_receivers() -> None:
+    """So that a turn ends sooner, the more there are: one for each 32."""
+    costs = []
+    for receivers in (1, 31, 32, 200):
+        life = _life(4, [("a/#", 0, 0, None)] * receivers)
+        frames = _encoded(4, [("a/b", 0, 10, "")] * 40)
+        life.send(frames)
+        before = life.node.state.work
+        life.node.receive(life.publisher, b"".join(frames), NOW)
+        costs.append(life.node.state.work - before)
+    assert [cost - costs[0] for cost in costs] == [0, 0, 1, 200 >> 5]
+
+
 @pytest.mark.parametrize(("receivers", "blocks"), [(3, 1), (4, 6)])
 def test_many_receivers_are_not_compared_for_each_packet(
     monkeypatch: pytest.MonkeyPatch, receivers: int, blocks: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -111,7 +112,7 @@ def test_a_damaged_queue_is_set_aside(
     bench.engine.close(bench.now)
     assert files_of(disk, "queues/q") == before
     notes = [fields for kind, fields in bench.trace if kind is TraceKind.RECOVERED and fields["queue"] == "q"]
-    assert any("left as they are" in str(fields["detail"]) for fields in notes)
+    assert any(re.match(r"queues/q.*: .*left as they are", str(fields["detail"])) for fields in notes)
 
 
 def test_put_right_it_is_as_it_was(bench_with: BenchWith) -> None:

@@ -53,11 +53,11 @@ async def _send(ctx: CaseContext, client: Connection, packets: list[Publish]) ->
 async def _publish(ctx: CaseContext, queue: str) -> list[Publish]:
     publisher = await ctx.connect(version=5, name="publisher")
     packets = _publishes(publisher, queue)
-    await _accepted(ctx, publisher, packets)
+    await accepted(ctx, publisher, packets)
     return packets
 
 
-async def _accepted(ctx: CaseContext, publisher: Connection, packets: list[Publish]) -> None:
+async def accepted(ctx: CaseContext, publisher: Connection, packets: list[Publish]) -> None:
     """The first message makes the queue; the others come together."""
     for puback in [*await _send(ctx, publisher, packets[:1]), *await _send(ctx, publisher, packets[1:])]:
         ctx.must(puback.reason_code < 0x80, f"publisher: expected the publish to be accepted; seen {puback}")
@@ -133,7 +133,7 @@ async def topics(ctx: CaseContext) -> None:
         )
         for number in range(_MESSAGES)
     ]
-    await _accepted(ctx, publisher, packets)
+    await accepted(ctx, publisher, packets)
     consumer = await consume(ctx, queue)
     found = sorted((each.payload, each.topic) for each in await deliveries(consumer, at_least=_MESSAGES))
     wanted = [(each.payload, each.topic) for each in packets]
@@ -286,7 +286,7 @@ async def bound(ctx: CaseContext) -> None:
         return sorted([(await subscriber.expect_publish()).payload for _ in range(_MESSAGES)])
 
     # A broker may acknowledge when those who get the messages have done so.
-    found, _ = await asyncio.gather(heard(), _accepted(ctx, publisher, packets))
+    found, _ = await asyncio.gather(heard(), accepted(ctx, publisher, packets))
     payloads = sorted(payload for topic in ordinary for payload in wanted[topic])
     ctx.must(found == payloads, f"subscriber: expected {payloads}; seen {found}")
     expected = {queue: of_queue, **{names[topic_filter]: topics for topic_filter, topics in bound_to.items()}}

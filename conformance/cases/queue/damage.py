@@ -6,6 +6,7 @@ restart changes nothing.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from assay.conformance.cases.damaged_files import (
     zeros_within,
 )
 from assay.conformance.cases.queue.administration import ask, create, refused
-from assay.conformance.cases.queue.bursts import settle_together
+from assay.conformance.cases.queue.bursts import accepted, settle_together
 from assay.conformance.cases.queue.lives import Group, QueueLife
-from assay.conformance.cases.queue.support import consume, deliveries, new_queue, settle
+from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, settle
 from assay.conformance.connection import Connection
-from assay.conformance.wire import Puback, Publish
+from assay.conformance.wire import Properties, Puback, Publish
 
 _LIMIT_S = 20.0
 _STEPS = 6
@@ -38,6 +39,11 @@ _FEWEST_STEPS = 2
 """That a file of messages has grown in: what grew once is no log."""
 _MANY = 60
 """Messages of half a kilobyte: several segments."""
+_WRITES = 4
+_FIRST_BYTES = 48
+"""Of a write, each of which is damaged once: what tells where it ends is among them, and what tells what it is."""
+_TORN = 6
+"""Partitions of which a whole write is damaged, and the last one cut."""
 _PUT_ASIDE = ".corrupt"
 """What the broker keeps of damage, and never reads."""
 SETTINGS: dict[str, Any] = {
@@ -326,3 +332,80 @@ async def without_log(ctx: CaseContext) -> None:
         found[-_MANY + 1 :] == wanted[1:] and found[: -_MANY + 1] in ([], wanted[:1]),
         f"slow: expected the messages from 1 to {_MANY - 1}; seen {[payload[:3] for payload in found]}",
     )
+
+
+@case(
+    "queue/damage/first-bytes",
+    clauses=("Q-DURA-12", "Q-DURA-17"),
+    requires=("queues", "restart", "data_dir"),
+    mutant="storage-long-batch-ends-the-log",
+    near_miss="queue-one-batch-per-message",
+    settings=SETTINGS,
+    together=True,
+    limit_s=_LIMIT_S,
+)
+async def first_bytes(ctx: CaseContext) -> None:
+    """Whichever of the first bytes of a write is damaged, that write is lost, and what stands behind it comes.
+
+    Each partition of a queue gets four messages, each confirmed before the next, and their bytes are noted. The broker
+    is killed. A bit of one of the first 48 bytes of the first or second write is flipped, in each partition another
+    one; in six further partitions the second write becomes zeros, and the last one is cut. The broker is started: every
+    other message comes, in order, and nothing else; the loss is told in storage_notes.
+    """
+    queue, partitions = new_queue(ctx), _FIRST_BYTES + _TORN
+    watch = Watch(ctx.data_dir, queue)
+    client = await ctx.connect(version=5, name="client")
+    await create(ctx, client, queue, partitions=partitions)
+    for number in range(_WRITES):
+        watch.begin()
+        packets = [
+            Publish(
+                topic=f"$queue/{queue}",
+                payload=b"%d in %d" % (number, partition) + _FILLING,
+                qos=1,
+                packet_id=client.next_packet_id(),
+                properties=Properties(user_property=(("partition", str(partition)),)),
+            )
+            for partition in range(partitions)
+        ]
+        await accepted(ctx, client, packets)
+        watch.step()
+    wanted = {partition: list(range(_WRITES)) for partition in range(partitions)}
+
+    def damage() -> None:
+        for path in watch.files_of(0):
+            data = bytearray(path.read_bytes())
+            named = re.search(rb"0 in (\d+)\.", data)
+            if named is None:
+                continue  # it holds no messages
+            partition = int(named[1])
+            if partition < _FIRST_BYTES:
+                hit = partition // 3 % 2
+                data[watch.span(hit, path).start + partition] ^= 1
+                lost = [hit]
+            else:
+                within, last = watch.span(1, path), watch.span(_WRITES - 1, path)
+                data[within.start : within.stop] = bytes(len(within))
+                del data[last.start + 1 + (partition - _FIRST_BYTES) * 20 :]
+                lost = [1, _WRITES - 1]
+            wanted[partition] = [number for number in wanted[partition] if number not in lost]
+            path.write_bytes(data)
+
+    await ctx.restart(damage)
+    fewest = sum(map(len, wanted.values()))
+    ctx.must(fewest < partitions * _WRITES, "expected files that grow by the payloads of what is published")
+    consumer = await consume(ctx, queue, group="reader", name="reader", receive_maximum=1_000)
+    seen: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
+    for delivery in await deliveries(consumer, at_least=fewest):
+        partition = int(property_of(ctx, delivery, "partition"))
+        number = int(delivery.payload[:1])
+        ctx.must(
+            delivery.payload == b"%d in %d" % (number, partition) + _FILLING,
+            f"reader: expected what was published to partition {partition}; seen {delivery.payload[:20]!r}",
+        )
+        seen[partition].append(number)
+    wrong = {partition: seen[partition] for partition in seen if seen[partition] != wanted[partition]}
+    ctx.must(not wrong, f"reader: expected { ({each: wanted[each] for each in wrong}) }; seen {wrong}")
+    client = await ctx.connect(version=5, name="client after the damage")
+    notes = (await ask(ctx, client, queue, "stats"))["storage_notes"]
+    ctx.must(notes >= partitions, f"expected the damage to be reported in storage_notes; seen {notes}")

@@ -86,7 +86,7 @@ class QueueRegistry:
         self._rng = rng
         self._tracer = tracer
         if tracer is not None:
-            store.on_note = self._trace_note
+            store.on_note = partial(_trace_note, tracer)
         self._freed_at = float("-inf")
         store.on_full = self._refused_by_disk
         self._on_change = on_change
@@ -268,10 +268,6 @@ class QueueRegistry:
         if queue.contents.depth or queue.groups:
             detail = f"{queue.contents.depth} messages, {len(queue.groups)} groups"
             self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
-
-    def _trace_note(self, note: RecoveryNote) -> None:
-        if self._tracer is not None:
-            self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
 
     def _create(self, name: str, settings: dict[str, Any], *, by_use: bool = False) -> DurableQueue:
         self._check_usable(name)
@@ -540,6 +536,10 @@ class QueueRegistry:
             letters = dead_letter_name(name)
             if letters in self.queues and letters not in self._configured:
                 self.delete(letters, None)
+
+
+def _trace_note(tracer: Tracer, note: RecoveryNote) -> None:
+    tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
 
 
 def _check_size(settings: dict[str, Any]) -> None:
