@@ -26,6 +26,8 @@ class ListenerProtocol(StrEnum):
     """Needs the extra ``http``; see :class:`assay.reference_broker.config_http.HttpConfig`."""
     GRPC = "grpc"
     """Needs the extra ``grpc``; see :class:`assay.reference_broker.config_grpc.GrpcConfig`."""
+    COAP = "coap"
+    """Over UDP; needs the extra ``coap``. The limits of ``http`` hold for it."""
 
 
 _PORTS = {
@@ -33,8 +35,9 @@ _PORTS = {
     ListenerProtocol.AMQP091: 5_672,
     ListenerProtocol.HTTP: 8_080,
     ListenerProtocol.GRPC: 9_000,
+    ListenerProtocol.COAP: 5_683,
 }
-_ALONE = (ListenerProtocol.HTTP, ListenerProtocol.GRPC)
+_ALONE = (ListenerProtocol.HTTP, ListenerProtocol.GRPC, ListenerProtocol.COAP)
 _USUAL_PORT = -1
 
 
@@ -86,7 +89,7 @@ class WebSocketConfig(Section, frozen=True, kw_only=True):
 class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = _USUAL_PORT
-    """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080, 9000."""
+    """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080, 9000, 5683."""
     protocols: tuple[ListenerProtocol, ...] = (ListenerProtocol.MQTT,)
     """Among several, a client's first bytes say which it speaks."""
     max_connections: int = 20_000
@@ -119,6 +122,8 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("websocket has settings, but transport is tcp: write transport: websocket")
     if tls is None:
         return problems
+    if ListenerProtocol.COAP in listener.protocols:
+        problems.append("tls: CoAP has DTLS in its place, which is not spoken here: put a proxy in front")
     if tls.minimum_version is not TlsVersion.V1_2 and ListenerProtocol.GRPC in listener.protocols:
         problems.append("tls.minimum_version: a listener for grpc always takes TLS 1.2, too")
     if not 0 < tls.handshake_timeout_s <= 300:

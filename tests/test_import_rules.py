@@ -47,6 +47,7 @@ SERVER = "reference_broker.server"
 API = "reference_broker.api"
 HTTP = "reference_broker.http"
 GRPC = "reference_broker.grpc_api"
+COAP = "reference_broker.coap"
 CLIENTS = "reference_broker.clients"
 COMMANDS = "reference_broker.commands"
 CONFIG_HTTP = "reference_broker.config_http"
@@ -132,7 +133,8 @@ RULES: dict[str, tuple[str, ...]] = {
     # It asks a broker, whatever that is.
     COMMANDS: (f"{CLIENTS}.http_client", f"{CLIENTS}.shared", f"{TRACE}.terminal"),
     GRPC: (API, CORE, QUEUES, ROUTING, CONFIG),
-    SERVER: (HTTP, GRPC, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    COAP: (API, QUEUES, CONFIG),
+    SERVER: (HTTP, GRPC, COAP, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (SCHEMAS, STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),

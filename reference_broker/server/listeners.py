@@ -34,8 +34,8 @@ class ListenerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a listener listens."""
 
     scheme: str
-    """``mqtt``, ``mqtts``, ``ws``, ``wss``, ``amqp``, ``amqps``, ``http``, ``https``, ``grpc`` or ``grpcs``: of the
-    first protocol."""
+    """``mqtt``, ``mqtts``, ``ws``, ``wss``, ``amqp``, ``amqps``, ``http``, ``https``, ``grpc``, ``grpcs`` or ``coap``:
+    of the first protocol."""
     host: str
     port: int
     path: str = ""
@@ -65,6 +65,9 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
     if listener.protocols[0] is ListenerProtocol.GRPC:
         host, port = await _start_grpc(driver, listener, where)
         return ListenerAddress(scheme=_GRPC_SCHEMES[tls is not None], host=host, port=port)
+    if listener.protocols[0] is ListenerProtocol.COAP:
+        host, port = await _start_coap(driver, listener)
+        return ListenerAddress(scheme=ListenerProtocol.COAP.value, host=host, port=port)
 
     def plain() -> SocketProtocol:
         return SocketProtocol(
@@ -129,6 +132,16 @@ async def _start_grpc(driver: NodeDriver, listener: ListenerConfig, where: str) 
     return await driver.grpc.listen(listener, where)
 
 
+async def _start_coap(driver: NodeDriver, listener: ListenerConfig) -> tuple[str, int]:
+    """Listen for CoAP, over UDP. Raises ``ConfigError``, :class:`OSError`."""
+    check_extras((ListenerProtocol.COAP,))
+    from assay.reference_broker.coap.server import CoapServer  # it takes long to import, and an extra
+
+    if driver.coap is None:
+        driver.coap = CoapServer(_service(driver))
+    return await driver.coap.listen(listener)
+
+
 def _service(driver: NodeDriver) -> Service:
     """What all faces of requests and answers ask; HTTP's limits hold for all of them together."""
     from assay.reference_broker.api.service import Service  # of no use to who speaks neither
@@ -141,6 +154,7 @@ def _service(driver: NodeDriver) -> Service:
 _EXTRAS = {
     ListenerProtocol.HTTP: ("fastapi", "uvicorn"),
     ListenerProtocol.GRPC: ("grpc", "grpc_tools", "grpc_health", "grpc_reflection"),
+    ListenerProtocol.COAP: ("aiocoap",),
 }
 
 

@@ -20,6 +20,7 @@ _READ_BYTES = 65_536
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """And SETTINGS without any (RFC 9113, 3.4)."""
 _HTTP2_SETTINGS = 4
+_COAP_PING, _COAP_RESET = b"\x40\0\0\x01", b"\x70\0\0\x01"
 _Event = TypeVar("_Event", bound=Event)
 
 
@@ -30,8 +31,8 @@ class NotReadyError(RuntimeError):
 async def check_handshake(
     address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP or HTTP/2, or that HTTP is
-    healthy.
+    """Connect as a client and see a CONNACK, whatever it says, the start of AMQP or HTTP/2, that HTTP is
+    healthy, or CoAP's answer to a ping.
 
     Raises :class:`NotReadyError`.
 
@@ -39,6 +40,9 @@ async def check_handshake(
     """
     host = address.host
     target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
+    if address.scheme == "coap":
+        await _ping_coap(target, address, timeout_s)
+        return
     context = None
     if address.scheme in ("mqtts", "wss", "amqps", "https", "grpcs"):
         # It talks to itself and sends no secret: whose certificate it is does not matter here.
@@ -74,6 +78,31 @@ async def check_handshake(
                 writer.close()
     except (OSError, EOFError, TimeoutError) as error:
         message = f"no handshake on {address.url}: {error or type(error).__name__}"
+        raise NotReadyError(message) from error
+
+
+async def _ping_coap(target: str, address: ListenerAddress, timeout_s: float) -> None:
+    """An empty message that asks for an answer has a reset as its answer (RFC 7252, 4.2)."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[bytes] = loop.create_future()
+
+    class Ping(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, _place: object) -> None:
+            if not answered.done():
+                answered.set_result(data)
+
+    try:
+        transport, _ = await loop.create_datagram_endpoint(Ping, remote_addr=(target, address.port))
+        try:
+            async with asyncio.timeout(timeout_s):
+                transport.sendto(_COAP_PING)
+                if await answered != _COAP_RESET:
+                    message = f"the listener {address.url} answered a ping with something other than a reset"
+                    raise NotReadyError(message)
+        finally:
+            transport.close()
+    except (OSError, TimeoutError) as error:
+        message = f"no answer on {address.url}: {error or type(error).__name__}"
         raise NotReadyError(message) from error
 
 

@@ -26,6 +26,7 @@ from assay.reference_broker.server.webhooks import WebhookSender
 
 if TYPE_CHECKING:
     from assay.reference_broker.api.service import Service
+    from assay.reference_broker.coap.server import CoapServer
     from assay.reference_broker.grpc_api.server import GrpcServer
     from assay.reference_broker.http.server import HttpServer
 
@@ -229,8 +230,9 @@ class NodeDriver:
         """Of the listeners that speak HTTP."""
         self.grpc: GrpcServer | None = None
         """Likewise, gRPC."""
+        self.coap: CoapServer | None = None
         self.service: Service | None = None
-        """What both ask."""
+        """What they all ask."""
         self.read_again: Callable[[Callable[[], None]], list[str]] | None = None
         """See :class:`assay.reference_broker.api.turns.Driver`."""
         most = connection_descriptors()
@@ -250,7 +252,8 @@ class NodeDriver:
         transports = (protocol.transport for protocol in self.protocols.values())
         sockets = [each.get_extra_info("socket") for each in transports if each is not None and not each.is_closing()]
         found = [acceptor.descriptor for acceptor in self._acceptors]
-        found += self.http.descriptors() if self.http is not None else []
+        for server in (self.http, self.coap):
+            found += server.descriptors() if server is not None else []
         found += [each.fileno() for each in sockets if each is not None]
         return [descriptor for descriptor in found if descriptor >= 0]
 
@@ -376,10 +379,9 @@ class NodeDriver:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""
         for acceptor in self._acceptors:
             acceptor.close()
-        if self.http is not None:
-            await self.http.close()
-        if self.grpc is not None:
-            await self.grpc.close()
+        for server in (self.http, self.grpc, self.coap):
+            if server is not None:
+                await server.close()
         await self._webhooks.close()
         await self._syncs.drain()
         self._closed = True
