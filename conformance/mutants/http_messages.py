@@ -156,7 +156,7 @@ def cursors_dropped(patch: Patch) -> None:
 
 @mutant("http-texts-unchecked", "texts that MQTT cannot carry are taken, unless they are too long")
 def texts_unchecked(patch: Patch) -> None:
-    publishing = import_module("assay.reference_broker.api.publishing")
+    owners = [import_module(f"assay.reference_broker.api.{name}") for name in ("publishing", "bridge")]
 
     def make(check: Callable[..., None]) -> Callable[..., None]:
         def only_lengths(topic: str, texts: Any, headers: Any) -> None:
@@ -166,7 +166,7 @@ def texts_unchecked(patch: Patch) -> None:
 
         return only_lengths
 
-    for owner in (publishing, routes("bridge")):
+    for owner in owners:
         patch.wrap(owner, "check_carried", make)
 
 

@@ -373,7 +373,7 @@ def _bridges(name: str, what: str, **fields: Any) -> None:
         def make(original: Callable[..., Message]) -> Callable[..., Message]:
             return lambda **said: original(**{**said, **fields})
 
-        patch.wrap(routes("bridge"), "Message", make)
+        patch.wrap(import_module("assay.reference_broker.api.bridge"), "Message", make)
 
     mutant(name, what)(apply)
 
@@ -401,7 +401,7 @@ def raw_mended(patch: Patch) -> None:
 
         return mended
 
-    patch.wrap(routes("bridge"), "Message", make)
+    patch.wrap(import_module("assay.reference_broker.api.bridge"), "Message", make)
 
 
 mutant("http-received-without-headers", "a consumer is told no headers")(
