@@ -308,11 +308,16 @@ class SimDisk:
         """The time of deferred syncs is over: what they cover is durable."""
         if flush in self._flying:
             self._flying.remove(flush)
-        if not self.profile.lying_sync:
-            for job in self._flying:
-                if job.operations:
-                    job.come_to(flush)
-            flush.commit()
+        self._commit(flush)
+
+    def _commit(self, flush: Flush, calls: int | None = None) -> None:
+        """What so many calls of a job cover, None: all, is durable, unless the disk lies."""
+        if self.profile.lying_sync:
+            return
+        for job in self._flying:
+            if job is not flush and job.operations:
+                job.come_to(flush, calls)
+        flush.commit(calls)
 
     # -- faults --------------------------------------------------------------------------------------------------
 
@@ -325,14 +330,13 @@ class SimDisk:
     def _end_jobs(self, *, at_once: bool = False) -> None:
         """Jobs come no further than to one of their sync calls, or to their ends; ``at_once``: to the first call."""
         undone = []
-        for flush in self._flying:
+        if self._flush is not None:
+            # It ends within the job, and the calls before that had come back.
+            self._commit(self._flush)
+        for flush in reversed(self._flying):  # what an older one did a newer one may cover
             calls, not_done = flush.interrupt(None if at_once else self._rng)
             undone.append(not_done)
-            if not self.profile.lying_sync:
-                flush.commit(calls)
-        if self._flush is not None and not self.profile.lying_sync:
-            # It ends within the job, and the calls before that had come back.
-            self._flush.commit()
+            self._commit(flush, calls)
         self._flush = None
         self._deferring = False
         self._flying = []

@@ -186,11 +186,11 @@ class Flush:
         for what, up_to in self._covers[:calls]:
             what.sync(up_to)
 
-    def come_to(self, other: Flush) -> None:
-        """Another sync covers operations of this job: it has come to them."""
+    def come_to(self, other: Flush, calls: int | None) -> None:
+        """So many sync calls of another job have come back. What they cover of this one's operations it had done."""
         covered = [
             operation.number
-            for what, up_to in other._covers
+            for what, up_to in other._covers[:calls]
             for operation in what.pending
             if operation.number <= up_to and operation.number in self.operations
         ]

@@ -219,6 +219,18 @@ def test_where_another_sync_covers_what_a_job_did_the_job_had_come_there() -> No
         assert left_of(device) == GONE
 
 
+def test_a_job_under_way_may_have_covered_what_an_older_one_did() -> None:
+    seen = set()
+    for seed in range(60):
+        device = with_a_queue(seed)
+        for job in (deletion, lambda on: on.sync_folder("queue")):
+            with device.deferred():
+                job(device)
+        device.power_loss()
+        seen.add(left_of(device))
+    assert seen == {INTACT, HALF, GONE}
+
+
 def test_a_killed_process_leaves_a_job_in_one_of_its_sync_calls() -> None:
     """Nothing that it had done is lost, and what comes behind the call was not done."""
     seen = set()
