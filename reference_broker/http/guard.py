@@ -9,9 +9,12 @@ to be at home there (DNS rebinding).
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import secrets
+import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +27,7 @@ from assay.reference_broker.config import is_loopback
 from assay.reference_broker.http.areas import JSON, PREFIX, SLASH
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
+log = logging.getLogger("assay.broker")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,6 +41,9 @@ CONSOLE: Final = "/console"
 """A page that holds nothing of the broker's but itself: anybody may load it, by a link on another site, too."""
 RAW_PREFIXES: Final = ("/m/",)
 """Their bodies are payloads, not JSON."""
+REQUEST_ID: Final = b"x-request-id"
+"""In every answer, and in what the log tells of a request."""
+_PLAIN_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _GOQUEUE: Final = frozenset(
     (
         "topics",
@@ -76,6 +83,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             return
         exchange = _Exchange(scope, receive, send, self._service.config.body_timeout_s)
+        began = time.perf_counter()
         try:
             with self._service.requests.take():
                 await self._serve(scope, exchange)
@@ -85,8 +93,19 @@ class Guard:
             exchange.abort()
         except Exception:
             told = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
-            self._service.turn()[0].warn("bug", f"a request failed, by a bug of the broker: {told}")
+            text = f"request {exchange.request_id} failed, by a bug of the broker: {told}"
+            self._service.turn()[0].warn("bug", text)
             await exchange.refuse(RequestError(Code.INTERNAL, "the broker has a bug; its log has more"))
+        finally:
+            if log.isEnabledFor(logging.DEBUG):
+                self._tell(scope, exchange, time.perf_counter() - began)
+
+    def _tell(self, scope: Scope, exchange: _Exchange, took_s: float) -> None:
+        """A line for the log, which has no query: that may hold a secret."""
+        caller = scope["state"].get("caller")
+        named = caller.named if caller is not None else scope["state"]["arrival"].address
+        asked = f"{scope.get('method', 'WebSocket')} {scope['path'].replace(SLASH, '%2F')}"
+        log.debug("request %s of %s: %s: %s, %.1f ms", exchange.request_id, named, asked, exchange.status, took_s * 1e3)
 
     async def _serve(self, scope: Scope, exchange: _Exchange) -> None:
         headers = dict(reversed(scope["headers"]))
@@ -145,6 +164,14 @@ class ClientGoneError(Exception):
     """Nobody waits for the answer any more, or takes it."""
 
 
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """What its client or a proxy calls a request, if that is short and plain, or else a name of ours."""
+    for name, value in headers:
+        if name == REQUEST_ID and _PLAIN_ID.fullmatch(value):
+            return value.decode("ascii")
+    return secrets.token_hex(8)
+
+
 class _Exchange:
     """A request and its answer, with limits on their time."""
 
@@ -155,6 +182,9 @@ class _Exchange:
         self._timeout_s = timeout_s
         self._body: bytes | None = None
         self._begun = False
+        self.request_id = request_id_of(scope["headers"])
+        self.status: int | None = None
+        """Of the answer, once it has begun."""
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -168,6 +198,9 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         self._begun = True
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, self.request_id.encode())]}
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send(message)

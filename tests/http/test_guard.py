@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,3 +200,26 @@ def test_who_waits_leaves_room_to_others() -> None:
         with slots.leave(), slots.take():
             pass
     assert slots.taken == 0
+
+
+@pytest.mark.parametrize("path", ["/health", "/absent", "/api/v1/queues/absent/stats"])
+def test_every_answer_has_the_id_of_its_request(served: Served, path: str) -> None:
+    client = served.client()
+    assert client.get(path, headers={"x-request-id": "proxy/1:a"}).headers["x-request-id"] == "proxy/1:a"
+    made = [client.get(path, headers=headers).headers["x-request-id"] for headers in ({}, {"x-request-id": "a b"})]
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in made)
+    assert made[0] != made[1]
+
+
+def test_the_log_tells_of_requests_when_it_is_asked_to_and_of_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "assay.broker"), serve() as broker:
+        url = next(each.url for each in broker.addresses if each.scheme == "http")
+        headers = {"x-request-id": "r1", "authorization": "Bearer hidden"}
+        assert httpx.get(f"{url}/api/v1/queues?token=hidden", headers=headers).status_code == 401
+    (told,) = (record.getMessage() for record in caplog.records if "request r1 " in record.getMessage())
+    assert re.fullmatch(r"request r1 of 127\.0\.0\.1: GET /api/v1/queues: 401, [0-9.]+ ms", told)
+    assert "hidden" not in "".join(record.getMessage() for record in caplog.records)
+    quiet = len(caplog.records)
+    with caplog.at_level(logging.INFO, "assay.broker"), serve() as broker:
+        httpx.get(next(each.url for each in broker.addresses if each.scheme == "http") + "/health")
+    assert not any(record.getMessage().startswith("request ") for record in caplog.records[quiet:])
