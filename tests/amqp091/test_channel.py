@@ -19,6 +19,7 @@ from assay.reference_broker.queues.messages.lanes import lane_of_exact
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
+from tests.mqtt.turn_steps import Steps
 from tests.support.amqp_client import NOW, AmqpClient, Said, make_node, table, turn
 
 
@@ -609,6 +610,22 @@ def test_messages_of_one_priority_come_as_one(acks: bool, monkeypatch: pytest.Mo
     if acks:
         assert c.say(1, "basic.ack", 0, True) == []
     assert c.get("q").name == "basic.get-empty"
+
+
+def test_acknowledgements_cost_as_little_among_many_priorities() -> None:
+    """Each was looked for in one lane after the other."""
+
+    def lines(most: int) -> int:
+        c = client()
+        c.declare("q", arguments=table(x_max_priority=most))
+        for number in range(60):
+            c.publish("q", b"x", BasicProperties(priority=number % 2))
+        tags = [each.values[1] for each in c.consume("q") if each.name == "basic.deliver"]
+        acks = [frame(FrameType.METHOD, 1, encode_method(BY_NAME["basic.ack"], tag, False)) for tag in tags]
+        return Steps().count(lambda: c.send_raw(b"".join(acks)))
+
+    lines(5)  # what is remembered from the first time on
+    assert lines(255) <= lines(5) + 600  # the turn looks at each lane once, or twice
 
 
 def test_a_letter_and_what_others_publish_have_their_priority() -> None:

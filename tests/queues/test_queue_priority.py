@@ -24,6 +24,8 @@ from assay.reference_broker.queues.messages.lanes import (
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
+from tests.mqtt.turn_steps import Steps
+
 from .conftest import QueueBench
 
 Benches = Callable[..., QueueBench]
@@ -147,6 +149,18 @@ def test_offsets_that_come_out_of_order_are_all_reachable_once() -> None:
     lanes.drop_before(250)
     assert lanes.next_in(0, 0) == 250
     assert lanes.next_in(4, 500) == NO_OFFSET
+
+
+def test_the_next_of_a_lane_is_found_in_a_few_steps_however_many_of_others_stand_before_it() -> None:
+    """A queue whose messages all have a priority was looked through from its start by every delivery."""
+    lanes = PartitionLanes()
+    for offset in (*range(20_000), *range(20_001, 20_100)):
+        lanes.add(offset, 4)
+    found: list[int] = []
+    spent = Steps().count(lambda: found.append(lanes.next_in(NORMAL, 3)))
+    spent += Steps().count(lambda: found.append(lanes.stretch(4, 5, 20_000)))
+    assert (found, lanes.next_in(NORMAL, 20_001), lanes.stretch(4, 20_000, 9)) == ([20_000, 19_995], 20_100, 0)
+    assert spent < 100
 
 
 def test_plumego_levels_map_to_the_lanes() -> None:

@@ -15,6 +15,7 @@ from assay.reference_broker.queues.messages.publish_options import TransactionKe
 from assay.reference_broker.trace.schema import TraceKind
 
 _ACCEPT = Outcome.ACCEPT
+_NONE_PENDING: dict[int, PendingEntry] = {}
 _NAMES_NOTHING = "a settlement must name its delivery: message-id, receipt, or partition and offset"
 REJECTED = "rejected by consumer"
 """Reason of a rejection that gives none."""
@@ -79,9 +80,16 @@ def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consum
     """The deliveries at these places, up to the first that the consumer does not hold, or that is named again."""
     found: dict[PendingEntry, None] = {}
     holder: Consumer | None = None
+    index, pending = -1, _NONE_PENDING
     for partition, offset in places:
-        entry = group.pending_entry(partition, offset)
-        if entry is None or entry in found:
+        # Mostly it stands where the one before it does, in one of its partition's lanes perhaps.
+        entry = pending.get(offset) if partition == index else None
+        if entry is None:
+            entry = group.pending_entry(partition, offset)
+            if entry is None:
+                break
+            index, pending = partition, entry.place.pending
+        if entry.state is not DELIVERED or entry in found:
             break
         if entry.consumer is not holder or holder is None:
             if not holds(entry, consumer_id):

@@ -275,7 +275,12 @@ class ConsumerGroup(GroupState):
         place = self.places[partition]
         entry = place.pending.get(offset)
         if entry is None and place.lanes is not None:
-            entry = next((lane.pending[offset] for lane in place.lanes if offset in lane.pending), None)
+            lanes, stored = place.lanes, place.partition.cached.get(offset)
+            if stored is not None and stored.lane < len(lanes):
+                # Where it is nearly always found: there may be hundreds of lanes.
+                entry = lanes[stored.lane].pending.get(offset)
+            if entry is None:
+                entry = next((lane.pending[offset] for lane in lanes if offset in lane.pending), None)
         return entry
 
     @property

@@ -98,11 +98,7 @@ class PartitionLanes:
             at = bisect_left(offsets, offset)
             return offsets[at] if at < len(offsets) else NO_OFFSET
         special = self._special
-        at, count = bisect_left(special, offset), len(special)
-        while at < count and special[at] == offset:
-            offset += 1
-            at += 1
-        return offset
+        return offset + _consecutive(special, bisect_left(special, offset), offset, len(special))
 
     def count(self, lane: int, start: int, end: int) -> int:
         """How many offsets of the lane are in ``[start, end)``."""
@@ -118,15 +114,21 @@ class PartitionLanes:
             at = bisect_left(self._special, offset)
             return min(most, self._special[at] - offset) if at < len(self._special) else most
         offsets = self._by_lane[lane]
-        at = bisect_left(offsets, offset)
-        return bisect_left(
-            range(min(most, len(offsets) - at)), True, key=lambda step: offsets[at + step] > offset + step
-        )
+        return _consecutive(offsets, bisect_left(offsets, offset), offset, most)
 
     def drop_before(self, offset: int) -> None:
         """Forget what the log does not keep any more."""
         for offsets in (*self._by_lane, self._special):
             del offsets[: bisect_left(offsets, offset)]
+
+
+def _consecutive(offsets: Sequence[int], at: int, offset: int, most: int) -> int:
+    """How many of these, from a position on, are ``offset`` and those behind it without a gap, looked for up to
+    ``most``. The work grows with the logarithm of how many there are."""
+    end = min(most, len(offsets) - at)
+    if end <= 0 or offsets[at] != offset:
+        return 0
+    return bisect_left(range(end), True, key=lambda step: offsets[at + step] > offset + step)
 
 
 class LaneScheduler:
