@@ -23,7 +23,6 @@ from assay.reference_broker.queues.messages.lanes import (
 )
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.storage.memory_disk import MemoryDisk
-
 from tests.mqtt.turn_steps import Steps
 
 from .conftest import QueueBench
