@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from wsproto.events import AcceptConnection, CloseConnection, RejectConnection, 
 
 from assay.reference_broker.api.watching import MAX_WATCHED, MAX_WATCHED_BYTES, Watcher
 from assay.reference_broker.core.routing import SubscriptionTree
+from assay.reference_broker.http.guard import ClientGoneError
+from assay.reference_broker.http.routes.streams import Stream
 from assay.reference_broker.routing.message import Message
 from tests.http.conftest import Served, secured, serve
 
@@ -119,6 +122,42 @@ def test_a_name_cannot_add_fields_to_an_event(served: Served) -> None:
             told += next(parts)
     fields = [line.partition(b":")[0] for line in re.split(rb"\r\n|\r|\n", told.partition(b"id: ")[2])]
     assert fields[1:] == [b"event", b"data", b"", b""], told
+
+
+def test_a_stream_too_many_is_told_so_and_leaves_nothing_behind() -> None:
+    with serve(max_waiting=1) as broker:
+        served = Served(broker)
+        client = served.client()
+        assert client.post("/api/v1/queues", json={"name": "q", "settings": {"partitions": 1}}).status_code == 201
+        with client.stream("GET", "/api/v1/subscriptions/a/stream") as first:
+            assert first.status_code == 200
+            for path in ("/api/v1/queues/q/stream?group=g", "/api/v1/subscriptions/a/stream"):
+                refused = served.client().get(path)
+                assert (refused.status_code, refused.json()["code"]) == (503, "busy")
+            assert client.get("/api/v1/queues/q/consumers").json()["consumers"] == []
+        served.close()
+
+
+def test_who_goes_before_its_stream_begins_leaves_nothing_behind() -> None:
+    closed: list[str] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"never"
+
+    async def gone(_message: Any) -> None:
+        raise ClientGoneError
+
+    async def receive() -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    async def answer() -> None:
+        opened = contextlib.ExitStack()
+        opened.callback(closed.append, "closed")
+        await Stream(events(), opened)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, gone)
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(answer())
+    assert closed == ["closed"]
 
 
 def test_a_websocket_gets_what_it_has_credit_for(served: Served, queue: str) -> None:

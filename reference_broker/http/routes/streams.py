@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from assay.reference_broker.api.problems import Code, Problem, RequestError, pro
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.api.watching import Watcher
 from assay.reference_broker.config import Scope
+from assay.reference_broker.http import guard
 from assay.reference_broker.http.areas import PREFIX, SLASH, Area, Asked, Name
 from assay.reference_broker.http.routes.messages import SettleAsked, settle, told_of
 from assay.reference_broker.http.shapes import Received, text_of
@@ -63,6 +65,28 @@ def _joined(
     return service.members.one_of(caller, queue, group, consumer, pattern, options)
 
 
+class Stream(StreamingResponse):
+    """Server-sent events, and what is there as long as they are: taken before the answer begins, so that who comes to
+    nothing is told, and given back even if its client has gone before the first of them."""
+
+    def __init__(self, events: AsyncIterator[bytes], opened: contextlib.ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._opened = opened
+
+    async def __call__(self, scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+        with self._opened:
+            await super().__call__(scope, receive, send)
+
+
+def _opened(service: Service, close: Callable[[], None]) -> contextlib.ExitStack:
+    """A place among those who wait for messages, and what is done at the end. Raises :class:`RequestError` (BUSY)."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(close)
+        stack.enter_context(service.waiting.take())
+        stack.enter_context(service.requests.leave())
+        return stack.pop_all()
+
+
 async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
@@ -92,16 +116,12 @@ async def stream_messages(
     reloads = node.reloads  # whoever is still allowed then comes again
 
     async def events() -> AsyncIterator[bytes]:
-        try:
-            with service.waiting.take(), service.requests.leave():
-                yield b": here\n\n"
-                while not service.stopping and node.reloads == reloads:
-                    taken = await member.poll(_MOST_AT_ONCE, _QUIET_S, _never, counted=False)
-                    yield b"".join(_event(caller, each) for each in taken) or b": here\n\n"
-        finally:
-            service.members.remove(member)
+        yield b": here\n\n"
+        while not service.stopping and node.reloads == reloads:
+            taken = await member.poll(_MOST_AT_ONCE, _QUIET_S, _never, counted=False)
+            yield b"".join(_event(caller, each) for each in taken) or b": here\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return Stream(events(), _opened(service, partial(service.members.remove, member)))
 
 
 def _event(caller: Caller, taken: Taken) -> bytes:
@@ -143,19 +163,16 @@ async def watch_topics(call: Asked, topic_filter: Name) -> Response:
     node = service.turn()[0].node
     reloads = node.reloads  # whoever is still allowed then comes again
 
-    async def events() -> AsyncIterator[bytes]:
-        with service.waiting.take(), service.requests.leave():
-            watcher = Watcher(service.broker, topic_filter)
-            try:
-                yield b": here\n\n"
-                with service.until_stopped(watcher.wake):
-                    while not service.stopping and node.reloads == reloads:
-                        taken, missed = await watcher.take(_MOST_AT_ONCE, _QUIET_S)
-                        yield b"".join(_watched(taken, missed)) or b": here\n\n"
-            finally:
-                watcher.end()
+    watcher = Watcher(service.broker, topic_filter)
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+    async def events() -> AsyncIterator[bytes]:
+        yield b": here\n\n"
+        with service.until_stopped(watcher.wake):
+            while not service.stopping and node.reloads == reloads:
+                taken, missed = await watcher.take(_MOST_AT_ONCE, _QUIET_S)
+                yield b"".join(_watched(taken, missed)) or b": here\n\n"
+
+    return Stream(events(), _opened(service, watcher.end))
 
 
 def _watched(taken: list[Message], missed: int) -> Iterator[bytes]:
