@@ -1,11 +1,12 @@
 """No turn waits for the disk on account of what clients ask for: who is told of it waits for a job.
 
-What still syncs within a turn: a queue that gets more partitions or other settings, the first of its messages with a
-priority, a time to live, a delay or a producer, a group that an administrator deletes, a segment that is freed.
+What still syncs within a turn: a segment that is freed, the broker's own group of a dead-letter queue as it goes, and
+what needs to know at once where its messages are while the queue is being made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,41 +17,16 @@ from assay.reference_broker.config import EventKind, QueuesConfig
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.queue.queue import MAX_CHANGES
 from assay.reference_broker.routing.properties import Kind, Typed
-from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from tests.support.amqp_client import AmqpClient, make_node, turn
+from tests.support.watched_disk import WatchedDisk
 
 NOW = 1_700_000_000.0
 SUBACK = 9 << 4
-
-
-class WatchedFile(MemoryFile):
-    def __init__(self, disk: WatchedDisk, path: str, content: bytearray) -> None:
-        super().__init__(content)
-        self._disk = disk
-        self._path = path
-
-    def sync(self) -> None:
-        self._disk.sync_folder(self._path)
-
-
-class WatchedDisk(MemoryDisk):
-    """Notes what is synced, and refuses it when told so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.synced: list[str] = []
-        self.fails = False
-
-    def open(self, path: str, *, create: bool = False) -> WatchedFile:
-        super().open(path, create=create)
-        return WatchedFile(self, path, self._files[path])
-
-    def sync_folder(self, path: str) -> None:
-        if self.fails:
-            raise OSError(5, "Input/output error")
-        self.synced.append(path)
 
 
 def take_jobs(node: BrokerNode) -> None:
@@ -275,3 +251,69 @@ def test_a_queue_that_cannot_be_made_is_refused_leaves_nothing_and_may_be_made_l
     assert node.engine.stats("new").depth == 1
     node.engine.delete_queue("new", NOW)
     assert events == [("queue.created", "new"), ("queue.deleted", "new")]
+
+
+CHANGES: dict[str, Callable[[BrokerNode, Confirm], None]] = {
+    "settings": lambda node, told: node.engine.update_queue("q", {"max_depth": 7}, NOW, told),
+    "partitions": lambda node, told: node.engine.add_partitions("q", 3, NOW, told),
+    "a group that goes": lambda node, told: node.engine.groups.delete("q", "g", NOW, told),
+}
+
+
+def state_of(node: BrokerNode) -> tuple[int, int, list[str]]:
+    config, _ = node.engine.queue_config("q")
+    return (
+        config.max_depth,
+        len(node.engine.places("q", EARLIEST)),
+        [each.group for each in node.engine.stats("q").groups],
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_change_is_written_by_a_job_and_holds_once_that_is_done(
+    disk: WatchedDisk, change: str, *, fails: bool
+) -> None:
+    node = a_node(disk, max_depth=100)
+    client = MqttClient(node)
+    client.say(subscribe("$queue/q"))
+    turn(node, NOW)
+    node.connection_lost(client.end, NOW)
+    turn(node, NOW)
+    disk.synced.clear()
+    before = state_of(node)
+    told: list[object] = []
+    CHANGES[change](node, told.append)
+    node.take_dirty(NOW)
+    assert (disk.synced, told, state_of(node)) == ([], [], before)
+    disk.fails = fails
+    take_jobs(node)
+    (result,) = told
+    assert isinstance(result, QueueError) == fails
+    assert (state_of(node) == before) == fails
+    disk.fails = False
+    if change != "a group that goes":
+        CHANGES[change](node, told.append)
+        turn(node, NOW)
+        assert told[1:] == [None]
+        assert state_of(node) != before
+    node.close(NOW)
+    again = make_node(disk, queues=QueuesConfig(defaults={"partitions": 1, "max_depth": 100}))
+    assert again.engine.queue_config("q")[0].max_depth == (7 if change == "settings" else 100)
+    assert len(again.engine.places("q", EARLIEST)) == (3 if change == "partitions" else 1)
+    is_gone = change == "a group that goes" and not fails
+    assert [each.group for each in again.engine.stats("q").groups] == ([] if is_gone else ["g"])
+
+
+def test_changes_that_come_at_once_hold_one_after_the_other_and_there_is_a_bound(disk: WatchedDisk) -> None:
+    node = a_node(disk)
+    told: list[object] = []
+    for depth in range(MAX_CHANGES - 1):
+        node.engine.update_queue("q", {"max_depth": 10 + depth, "max_in_flight": 5}, NOW, told.append)
+    node.engine.update_queue("q", {"max_in_flight": None}, NOW, told.append)
+    with pytest.raises(QueueError) as refused:
+        node.engine.update_queue("q", {"max_depth": 1}, NOW, told.append)
+    assert refused.value.code is QueueErrorCode.LIMIT
+    turn(node, NOW)
+    assert told == [None] * MAX_CHANGES
+    assert node.engine.queue_config("q")[1] == {"max_depth": 8 + MAX_CHANGES}

@@ -44,8 +44,8 @@ def without_a_log_is_deleted(patch: Patch) -> None:
 
 @mutant("refused-write-is-confirmed", "messages whose write failed are confirmed")
 def write_is_confirmed(patch: Patch) -> None:
-    refusal = "call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))"
-    patch.rewrite(QueuePartition, "write", refusal, "call_all(confirms, None)")
+    refusal = "self._refuse(unwritten, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))"
+    patch.rewrite(QueuePartition, "write", refusal, "call_all(confirms, None) or messages")
 
 
 @mutant("refused-session-write-is-confirmed", "clients are told what could not be written of sessions")

@@ -17,7 +17,7 @@ from assay.reference_broker.queues.admin.admin import ListRequest, QueueNames
 from assay.reference_broker.queues.admin.admin_request import AdminRequest
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.pending import EntryState
-from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
 from assay.reference_broker.queues.operations import purge
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry import registry
@@ -43,7 +43,10 @@ def without_correlation(patch: Patch) -> None:
 def overwrites(patch: Patch) -> None:
     def make(original: Callable[..., DurableQueue]) -> Callable[..., DurableQueue]:
         def create(self: QueueRegistry, name: str, settings: dict[str, Any]) -> DurableQueue:
-            return self.update(name, settings) if name in self.queues else original(self, name, settings)
+            if name not in self.queues:
+                return original(self, name, settings)
+            self.update(name, settings, ignore)
+            return self.queues[name]
 
         return create
 
@@ -52,8 +55,10 @@ def overwrites(patch: Patch) -> None:
 
 @mutant("queue-changes-hold-after-a-restart", "changed settings are written down and told, but hold only later")
 def hold_later(patch: Patch) -> None:
-    def reconfigure(self: DurableQueue, config: QueueConfig, settings: dict[str, Any]) -> None:
+    def reconfigure(self: DurableQueue, config: QueueConfig, settings: dict[str, Any], on_done: Confirm) -> None:
+        self.wanted, self.settings = config, settings
         self._files.update_description(settings=settings)
+        self.when_remembered(on_done)
 
     def queue_config(self: QueueEngine, name: str) -> tuple[QueueConfig, dict[str, Any]]:
         queue = self._existing(name)

@@ -26,7 +26,7 @@ from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.queue import queue
-from assay.reference_broker.storage.queue_store import LogQueueFiles
+from assay.reference_broker.storage.queue_store import GroupRemoval
 
 _Call = Callable[..., Any]
 
@@ -194,7 +194,7 @@ def lag_in_flight(patch: Patch) -> None:
 
 @mutant("queue-deleted-group-comes-back", "deleting a group leaves its log on the disk")
 def group_comes_back(patch: Patch) -> None:
-    patch.replace(LogQueueFiles, "remove_group", lambda self, group: None)
+    patch.replace(GroupRemoval, "run", lambda self: None)
 
 
 # -- assignment --------------------------------------------------------------------------------------------------

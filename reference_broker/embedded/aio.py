@@ -154,10 +154,9 @@ class AsyncQueues(EngineTurns):
     async def update(self, queue: str, **changes: Any) -> QueueConfig:
         """Change settings of a queue in use."""
         driver, now = self.turn()
-        try:
-            return driver.node.engine.update_queue(queue, changes, now)
-        except QueueError as error:
-            raise named(error) from error
+        engine = driver.node.engine
+        await self.confirmed(lambda confirm: engine.update_queue(queue, changes, now, confirm))
+        return engine.queue_config(queue)[0]
 
     # -- dead letters and stored messages ------------------------------------------------------------------------
 

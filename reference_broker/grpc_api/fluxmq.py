@@ -88,9 +88,11 @@ async def update_queue(call: Call, asked: Any) -> Any:
     engine = driver.node.engine
     changes = _settings(asked.config)
     if "partitions" in changes:
-        engine.add_partitions(name, changes.pop("partitions"), now)
+        count = changes.pop("partitions")
+        await call.service.confirmed(lambda confirm: engine.add_partitions(name, count, now, confirm))
+        _, now = call.service.turn()
     if changes:
-        engine.update_queue(name, changes, now)
+        await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
     return _queue(call, engine.queue_config(name)[0])
 
 
@@ -460,7 +462,7 @@ async def list_consumer_groups(call: Call, asked: Any) -> Any:
 async def delete_consumer_group(call: Call, asked: Any) -> Any:
     name = call.caller.administered(asked.queue_name, "groups")
     driver, now = call.service.turn()
-    driver.node.engine.groups.delete(name, asked.group_id, now)
+    await call.service.confirmed(lambda confirm: driver.node.engine.groups.delete(name, asked.group_id, now, confirm))
     return schema.empty()
 
 

@@ -393,7 +393,7 @@ class QueueEngine(QueueOperations):
             group.leave(consumer, now)
             if group.transient and not group.consumers:
                 with contextlib.suppress(LogError):  # which the log has told of
-                    queue.delete_group(group)
+                    queue.delete_group_now(group)
             if queue.config.ephemeral and not queue.consumer_count:
                 self._registry.unused(queue, now)
 
@@ -679,7 +679,7 @@ class QueueEngine(QueueOperations):
             self._write_partitions()
             points: list[SyncPoint] = [
                 *self._partition_queue,
-                *(point for queue in self._queues.values() for point in (queue.description, *queue.groups.values())),
+                *(point for queue in self._queues.values() for point in queue.state_points),
                 *self._agenda.state_points,
             ]
             if is_last:

@@ -100,16 +100,6 @@ class DescriptionFile:
     # -- changing ------------------------------------------------------------------------------------------------
 
     def change(self, **fields: Any) -> None:
-        """Durably on return. Blocking. Raises :class:`OSError`, with nothing changed."""
-        before = self.current
-        self.current = msgspec.structs.replace(before, **fields)
-        try:
-            self.run()
-        except OSError:
-            self.current = before
-            raise
-
-    def change_later(self, **fields: Any) -> None:
         """It is durable once the next sync of it is done."""
         self.current = msgspec.structs.replace(self.current, **fields)
         self._is_changed = True

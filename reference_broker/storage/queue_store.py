@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from assay.reference_broker.config import Compression, Durability, QueueConfig
-from assay.reference_broker.queues.jobs.errors import LogError, raise_if_not_tried, reason_of
+from assay.reference_broker.queues.jobs.errors import LogError, is_passing, raise_if_not_tried, reason_of
 from assay.reference_broker.queues.jobs.store import RecoveryNote, StoredGroup, StoredQueue
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.description import (
@@ -29,6 +29,7 @@ from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.file_names import decode_name, encode_name
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.notes import Notes
 from assay.reference_broker.storage.open_files import OpenFiles
@@ -312,6 +313,54 @@ class _Removal:
         _remove_rest(self._disk, self._folder)
 
 
+class GroupRemoval:
+    """Removes what is stored of a group: implements :class:`assay.reference_broker.queues.jobs.store.SyncedLog`, and is
+    the task."""
+
+    def __init__(self, disk: Disk, folder: str, name: str, note: Note) -> None:
+        self._disk = disk
+        self._name = name
+        self._note = note
+        self.place = folder
+        self.needs_sync = True
+
+    def start_sync(self) -> GroupRemoval | None:
+        """The task, once."""
+        if not self.needs_sync:
+            return None
+        self.needs_sync = False
+        return self
+
+    def run(self) -> None:
+        """Blocking. Raises :class:`OSError`.
+
+        Without log and mark a group does not exist, whatever else is left of it: first the mark goes, then the log,
+        last of the two that a later group of that name might go on with, and everything else once that is durable.
+        """
+        files = self._disk.list(self.place)
+        log = f"{self._name}{_LOG_SUFFIX}"
+        if (mark := f"{self._name}{MARK_SUFFIX}") in files:
+            self._disk.remove(f"{self.place}/{mark}")
+            self._disk.sync_folder(self.place)
+        for file in (f"{log}.next", log):
+            if file in files:
+                self._disk.remove(f"{self.place}/{file}")
+        self._disk.sync_folder(self.place)
+        for file in self._disk.list(self.place):
+            self._disk.remove(f"{self.place}/{file}")
+        self._disk.sync_folder(self.place)
+
+    def finish_sync(self, error: OSError | None) -> None:
+        """It has run."""
+        self.needs_sync = is_passing(error)
+        if error is not None and not self.needs_sync:
+            text = f"cannot be deleted: {reason_of(error)}; the group is refused until a restart finds what is left"
+            self._note(self.place, text)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class LogQueueFiles:
     """Implements :class:`assay.reference_broker.queues.jobs.store.QueueFiles`."""
 
@@ -349,28 +398,28 @@ class LogQueueFiles:
     def facts(self) -> frozenset[str]:
         return frozenset(self._description.facts)
 
-    def add_fact(self, fact: str) -> None:
-        """See :meth:`QueueFiles.add_fact`."""
-        if fact in self._description.facts:
-            return
-        self._change(facts=tuple(sorted((*self._description.facts, fact))))
-
-    def purge(self, ends: Mapping[int, int]) -> None:
-        """See :meth:`QueueFiles.purge`."""
-        self.description.change_later(purged=dict(ends))
-
     def update_description(
         self,
         *,
         settings: Mapping[str, Any] | None = None,
         partitions: int | None = None,
         purged: Mapping[int, int] | None = None,
+        facts: Iterable[str] | None = None,
     ) -> None:
         """See :meth:`QueueFiles.update_description`."""
         fields: dict[str, Any] = {"partitions": partitions}
         fields["settings"] = None if settings is None else dict(settings)
         fields["purged"] = None if purged is None else dict(purged)
-        self._change(**{name: value for name, value in fields.items() if value is not None})
+        fields["facts"] = None if facts is None else tuple(sorted(facts))
+        self.description.change(**{name: value for name, value in fields.items() if value is not None})
+
+    def write_description(self) -> None:
+        """See :meth:`QueueFiles.write_description`."""
+        try:
+            self.description.run()
+        except OSError as error:
+            path = f"{self._folder}/{DESCRIPTION}"
+            raise self._store.refusal(self._description.name, path, "written", error) from error
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -388,14 +437,6 @@ class LogQueueFiles:
     def removal(self) -> _Removal:
         """See :meth:`QueueFiles.removal`."""
         return _Removal(self._disk, self._folder, self._description)
-
-    def _change(self, **fields: Any) -> None:
-        """Raises :class:`LogError`."""
-        try:
-            self.description.change(**fields)
-        except OSError as error:
-            path = f"{self._folder}/{DESCRIPTION}"
-            raise self._store.refusal(self._description.name, path, "written", error) from error
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""
@@ -487,28 +528,10 @@ class LogQueueFiles:
                 found.append(StoredGroup(group=header[0], pattern=header[1]))
         return sorted(found, key=lambda group: group.group)
 
-    def remove_group(self, group: str) -> None:
+    def remove_group(self, group: str) -> GroupRemoval:
         """See :meth:`QueueFiles.remove_group`."""
         name = encode_name(group)
-        folder = f"{self._folder}/consumers/{name}"
-        log = f"{name}{_LOG_SUFFIX}"
-        try:
-            # Without log and mark a group does not exist, whatever else is left of it: first the mark goes, then the
-            # log, last of the two that a later group of that name might go on with, and everything else once that is
-            # durable.
-            files = self._disk.list(folder)
-            if (mark := f"{name}{MARK_SUFFIX}") in files:
-                self._disk.remove(f"{folder}/{mark}")
-                self._disk.sync_folder(folder)
-            for file in (f"{log}.next", log):
-                if file in files:
-                    self._disk.remove(f"{folder}/{file}")
-            self._disk.sync_folder(folder)
-            for file in self._disk.list(folder):
-                self._disk.remove(f"{folder}/{file}")
-            self._disk.sync_folder(folder)
-        except OSError as error:
-            raise self._store.refusal(self._description.name, folder, "deleted", error) from error
+        return GroupRemoval(self._disk, f"{self._folder}/consumers/{name}", name, self._note)
 
     def open_group(self, group: str, pattern: str, *, transient: bool = False) -> PendingLogFile:
         """See :meth:`QueueFiles.open_group`."""

@@ -166,6 +166,7 @@ def test_the_last_group_goes_and_nothing_comes_back(bench_with: BenchWith) -> No
     consumer.leave()
     publish(bench, *"ijklm")
     bench.engine.groups.delete("q", "g", bench.now)
+    bench.turn()
     assert bench.engine.stats("q").depth == 3
     assert bench.engine.stats("q").dead_letters == 2
     restarts(bench)
@@ -186,6 +187,7 @@ def test_replayed_letters_stay_gone_when_their_last_group_goes(bench_with: Bench
     letters.leave()
     bench.turn()
     bench.engine.groups.delete("$dlq/q", "l", bench.now)
+    bench.turn()
     assert bench.engine.stats("q").dead_letters == 1
     restarts(bench)
 
@@ -195,6 +197,7 @@ def test_a_lowered_limit_is_reached(bench_with: BenchWith) -> None:
     bench = bench_with(MemoryDisk(), max_depth=40, overflow="drop_oldest")
     publish(bench, *[f"m{number}" for number in range(40)])
     bench.engine.update_queue("q", {"max_depth": 10}, bench.now)
+    bench.turn()
     for number in range(6):
         publish(bench, f"n{number}")
     assert bench.engine.stats("q").depth == 10
@@ -215,6 +218,7 @@ def test_a_letter_that_finds_no_place_keeps_its_message(bench_with: BenchWith) -
     assert bench.engine.stats("q").depth == 2
     restarts(bench)
     bench.engine.update_queue("$dlq/q", {"max_depth": 10}, bench.now)
+    bench.turn()
     bench.advance(5)
     assert figures(bench)[0::2] == (0, 3)
     restarts(bench)
@@ -276,6 +280,7 @@ def test_what_is_gone_amid_is_passed_though_it_never_expires(bench_with: BenchWi
     publish(bench, *"abcd")
     assert bench.engine.stats("q").dead_letters == 1
     bench.engine.update_queue("q", {"overflow": "drop_oldest"}, bench.now)
+    bench.turn()
     publish(bench, *"ef")
     restarts(bench)
     late = joined(bench)

@@ -36,6 +36,7 @@ def test_what_was_set_at_run_time_survives_and_wins_over_the_file(bench_with: Be
     made, _ = bench.engine.queue_config("made")
     assert (made.partitions, made.message_ttl_s, made.max_depth) == (3, 60.0, 50)
     bench.engine.update_queue("q", {"max_depth": None, "retry": {"max_retries": None}}, bench.now)
+    bench.turn()
     bench.restart()
     assert bench.engine.queue_config("q")[0].max_depth == 40, "back to what the file says"
 

@@ -108,6 +108,7 @@ def test_a_decided_acknowledgement_settles_no_later_delivery_at_a_start(bench_wi
     elif anew == "group":
         consumer.leave()
         bench.engine.groups.delete("q", "g", bench.now)
+        bench.turn()
         consumer = bench.consumer()
     elif anew == "queue":
         bench.engine.delete_queue("q", bench.now)

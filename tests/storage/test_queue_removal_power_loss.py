@@ -38,13 +38,13 @@ def live(disk: Disk, now: Promises) -> None:
     consumer.ack(consumer.got[0])
     bench.turn()
     now.may_be_depth = 50
-    engine.update_queue("q", {"max_depth": 50}, bench.now)
-    now.max_depth = 50
+    engine.update_queue("q", {"max_depth": 50}, bench.now, lambda error: setattr(now, "max_depth", 50))
+    bench.turn()
     now.may_be_partitions = 3
-    engine.add_partitions("q", 3, bench.now)
-    now.partitions = 3
+    engine.add_partitions("q", 3, bench.now, lambda error: setattr(now, "partitions", 3))
     consumer.leave()
     bench.turn()
+    assert (now.max_depth, now.partitions) == (50, 3)
     now.purging = True
     engine.purge_queue("q", bench.now, lambda result: setattr(now, "purged", result == 3))
     bench.turn()

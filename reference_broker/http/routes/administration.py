@@ -158,7 +158,9 @@ async def set_bindings(call: Asked, queue: Name, wanted: Annotated[Topics, body(
     """Bind a queue to these filters, and to no others."""
     name = call.caller.administered(queue, "config")
     driver, now = call.service.turn()
-    return Topics(topics=list(driver.node.engine.update_queue(name, {"topics": wanted.topics}, now).topics))
+    engine, changes = driver.node.engine, {"topics": wanted.topics}
+    await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
+    return Topics(topics=list(engine.queue_config(name)[0].topics))
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ async def delete_queue_group(call: Asked, queue: Name, group: Name) -> GroupGone
     """Delete a group without consumers, for good."""
     name = call.caller.administered(queue, "groups")
     driver, now = call.service.turn()
-    driver.node.engine.groups.delete(name, group, now)
+    await call.service.confirmed(lambda confirm: driver.node.engine.groups.delete(name, group, now, confirm))
     return GroupGone(deleted=group)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -213,9 +214,10 @@ async def get_group(call: Asked, group: Name) -> GroupView:
 async def delete_group(call: Asked, group: Name) -> GroupDeleted:
     """Delete a group without members, of all topics."""
     queues = [queue for queue in in_queues(call, group) if call.caller.administered(queue, "groups")]
-    driver, now = call.service.turn()
     for queue in queues:
-        driver.node.engine.groups.delete(queue, group, now)
+        driver, now = call.service.turn()
+        delete = partial(driver.node.engine.groups.delete, queue, group, now)
+        await call.service.confirmed(delete)
     return GroupDeleted(deleted=True, group=group)
 
 

@@ -523,7 +523,8 @@ async def scale_topic(call: Asked, topic: Name, wanted: Annotated[ScaleRequest, 
     driver, now = call.service.turn()
     engine = driver.node.engine
     before = engine.queue_config(name)[0].partitions
-    after = engine.add_partitions(name, wanted.count, now).partitions
+    await call.service.confirmed(lambda confirm: engine.add_partitions(name, wanted.count, now, confirm))
+    after = engine.queue_config(name)[0].partitions
     return Scaled(
         topic_name=topic, old_partition_count=before, new_partition_count=after, partitions_added=after - before
     )

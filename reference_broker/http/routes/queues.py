@@ -72,7 +72,7 @@ async def update_queue(call: Asked, queue: Name, changes: Annotated[Settings, bo
     driver, now = call.service.turn()
     engine = driver.node.engine
     if changes:
-        engine.update_queue(name, changes, now)
+        await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
     config, settings = engine.queue_config(name)
     return QueueSettings(config=config, settings=settings)
 
@@ -114,5 +114,5 @@ async def set_partitions(
     """Let a queue in use have more partitions."""
     name = call.caller.administered(queue, "partitions")
     driver, now = call.service.turn()
-    driver.node.engine.add_partitions(name, wanted.count, now)
+    await call.service.confirmed(lambda confirm: driver.node.engine.add_partitions(name, wanted.count, now, confirm))
     return wanted

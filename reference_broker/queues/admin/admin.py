@@ -68,10 +68,18 @@ def _create(engine: QueueEngine, request: AdminRequest) -> None:
 def _config(engine: QueueEngine, request: AdminRequest) -> None:
     """Tells the configuration; what the request holds is changed first, null = back to what the file says."""
     changes = request.read(dict[str, Any])
+
+    def done(error: QueueError | None) -> None:
+        if error is not None:
+            request.answer(error)
+            return
+        config, settings = engine.queue_config(request.queue)
+        request.answer(QueueSettings(config=config, settings=settings))
+
     if changes:
-        engine.update_queue(request.queue, changes, request.now)
-    config, settings = engine.queue_config(request.queue)
-    request.answer(QueueSettings(config=config, settings=settings))
+        engine.update_queue(request.queue, changes, request.now, done)
+    else:
+        done(None)
 
 
 class PartitionsRequest(Fields, frozen=True, kw_only=True):
@@ -109,8 +117,11 @@ def _purge(engine: QueueEngine, request: AdminRequest) -> None:
 
 def _partitions(engine: QueueEngine, request: AdminRequest) -> None:
     count = request.read(PartitionsRequest).count
-    engine.add_partitions(request.queue, count, request.now)
-    request.answer(PartitionsRequest(count=count))
+
+    def done(error: QueueError | None) -> None:
+        request.answer(PartitionsRequest(count=count) if error is None else error)
+
+    engine.add_partitions(request.queue, count, request.now, done)
 
 
 def _list(engine: QueueEngine, request: AdminRequest) -> None:

@@ -50,9 +50,14 @@ def groups(engine: QueueEngine, request: AdminRequest) -> None:
         request.answer(GroupsAnswer(groups=engine.groups.all_details(request.queue)))
         return
     details = engine.groups.details(request.queue, asked.group)
+
+    def done(error: QueueError | None) -> None:
+        request.answer(GroupsAnswer(groups=[details]) if error is None else error)
+
     if asked.delete:
-        engine.groups.delete(request.queue, asked.group, request.now)
-    request.answer(GroupsAnswer(groups=[details]))
+        engine.groups.delete(request.queue, asked.group, request.now, done)
+    else:
+        done(None)
 
 
 def reset(engine: QueueEngine, request: AdminRequest) -> None:

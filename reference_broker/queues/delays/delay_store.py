@@ -76,6 +76,9 @@ class DelayTarget(Protocol):
     def room(self) -> int:
         """Messages that it takes before it is full, as it is now."""
 
+    def holds(self, point: SyncPoint) -> bool:
+        """Nothing of a log is to be written now: it will be, later."""
+
     def enqueue_due(
         self,
         routing_key: str,
@@ -206,6 +209,8 @@ class DelayStore:
 
     def write(self, point: SyncPoint) -> None:
         """See :class:`LogOwner`."""
+        if self._target.holds(point):
+            return
         now = self._agenda.now
         if point is self._done:
             if not self._done.write(now):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import ceil
 
@@ -31,10 +30,8 @@ class Delays:
         now: float,
         *,
         confirm_when_synced: bool,
-        make: Callable[[], None],
     ) -> None:
-        """``make``: sees to it that the queue is there before anything is written. Raises :class:`LogError`."""
-        self._make = make
+        """Raises :class:`LogError`."""
         self._open = partial(DelayStore, target, files, codec, agenda, confirm_when_synced=confirm_when_synced)
         self.store: DelayStore | None = self._open(now) if files.has_delays else None
 
@@ -57,7 +54,6 @@ class Delays:
             return False
         if self.store is None:
             try:
-                self._make()
                 self.store = self._open(now)
             except LogError as error:
                 raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error

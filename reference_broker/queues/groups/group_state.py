@@ -28,14 +28,11 @@ _TRIM_INTERVAL_S = 1.0
 class Trimmer(Protocol):
     """Who frees what groups need no more, and holds back what they write until there is a place for it."""
 
-    is_new: bool
-    """Nothing is to be written yet."""
-
     def trim(self) -> None:
         """Free log space that no group needs."""
 
-    def hold(self, point: Any) -> None:
-        """Have a group written once it may be."""
+    def holds(self, group: Any) -> bool:
+        """Nothing of a group is to be written now: it will be, later, unless it goes."""
 
 
 class GroupState(SyncPoint, ABC):
@@ -186,11 +183,10 @@ class GroupState(SyncPoint, ABC):
         for place in self.every_place:
             self.cursor_total += len(place.gone())
         if self._counts_bytes:
-            self.count_bytes()
+            self._sum_bytes()
 
-    def count_bytes(self) -> None:
-        """The queue limits its bytes from now on: sum up what is not settled."""
-        self._counts_bytes = True
+    def _sum_bytes(self) -> None:
+        """Of what is not settled."""
         self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
         self.held_bytes += sum(place.unsettled_bytes() for place in self.every_place)
         out = [entry for place in self.every_place for entry in place.pending.values()]
@@ -261,6 +257,11 @@ class GroupState(SyncPoint, ABC):
             self._confirms.append(on_done)
         self.agenda.groups_to_write[self] = None
 
+    def confirm_waiting(self) -> None:
+        confirms, self._confirms = self._confirms, []
+        super().confirm_waiting()
+        call_all(confirms, None)
+
     def passed_over(self, place: GroupPartition, count: int) -> None:
         """Its cursor went over so many messages that are settled by that."""
         self.moved[place] = None
@@ -269,8 +270,7 @@ class GroupState(SyncPoint, ABC):
 
     def write(self, now: float) -> None:
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
-        if self.owner.is_new:
-            self.owner.hold(self)
+        if self.owner.holds(self):
             return
         for place in self.moved:
             self.log.move_cursor(place.number, place.cursor)

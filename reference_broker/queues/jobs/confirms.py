@@ -138,6 +138,20 @@ class SyncPoint:
         call_all(waiting, None)
 
 
+class RewrittenPoint(SyncPoint):
+    """One whose log is only ever written as a whole: what the disk refused once may be asked of it again."""
+
+    __slots__ = ()
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        finished = super().finish_sync(error)
+        if self.failure is not None and error is not None:
+            text = f"the disk refused it: {error.strerror or error}; nothing has changed, try again"
+            self.failure, refused = None, QueueError(QueueErrorCode.STORAGE_FAILED, text)
+            return [(confirm, refused) for confirm, _ in finished]
+        return finished
+
+
 def ignore(error: QueueError | None) -> None:
     """A confirm that nobody waits for."""
 

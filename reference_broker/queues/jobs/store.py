@@ -289,13 +289,7 @@ class QueueFiles(Protocol):
 
     @property
     def facts(self) -> frozenset[str]:
-        """What was once true of the queue and stays so: see :meth:`add_fact`."""
-
-    def add_fact(self, fact: str) -> None:
-        """Remember a fact, durably on return. Blocking, so only for what happens once in a queue's life.
-
-        Raises :class:`LogError`.
-        """
+        """What was once true of the queue and stays so."""
 
     @property
     def description(self) -> SyncedDescription:
@@ -323,14 +317,13 @@ class QueueFiles(Protocol):
         settings: Mapping[str, Any] | None = None,
         partitions: int | None = None,
         purged: Mapping[int, int] | None = None,
+        facts: Iterable[str] | None = None,
     ) -> None:
-        """Change what is remembered of the queue, durably on return; None = as it is. Blocking.
+        """Change what is remembered of the queue; None = as it is. It holds over a start once :attr:`description` is
+        synced, and is as it was where that fails."""
 
-        Raises :class:`LogError`.
-        """
-
-    def purge(self, ends: Mapping[int, int]) -> None:
-        """Nobody gets what is in front of these offsets, by partition, once :attr:`description` is synced."""
+    def write_description(self) -> None:
+        """Make all of it durable here and now. Blocking. Raises :class:`LogError`."""
 
     def removal(self) -> SyncTask:
         """Removes all that is stored of the queue, so that neither a crash nor a new queue of that name brings it back.
@@ -367,8 +360,8 @@ class QueueFiles(Protocol):
     def open_group(self, group: str, pattern: str, *, transient: bool = False) -> PendingLog:
         """Open and recover, or create. Raises :class:`LogError`."""
 
-    def remove_group(self, group: str) -> None:
-        """Delete what is stored of a group whose log is closed; durable on return. Raises :class:`LogError`."""
+    def remove_group(self, group: str) -> SyncedLog:
+        """What deletes, by a sync, all that is stored of a group, which writes nothing any more."""
 
 
 class KeyedState(Protocol):

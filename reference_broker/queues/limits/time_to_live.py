@@ -34,7 +34,7 @@ STEPS = 4_096
 """Messages that may be on their way to dead letters which do not take them, and copies of them looked at in one go."""
 _SWEEP_INTERVAL_S = 0.1
 """Expired messages nobody asks for are let go of this often at most."""
-_FEW = 1_024
+FEW = 1_024
 """So many messages that wait for a retry are listed without a look at which of them wait no more."""
 
 
@@ -58,7 +58,7 @@ class TimeToLive:
         self._waiting: list[tuple[float, int, ConsumerGroup, PendingEntry]] = []
         """What waits for a retry and when it expires, a heap; some may not wait any more, or stand there twice."""
         self._wait_count = 0
-        self._most_waiting = _FEW
+        self._most_waiting = FEW
         self._trim_at = NEVER
         """When segments are looked for that nobody needs any more."""
         self.loose_bytes = 0
@@ -90,7 +90,7 @@ class TimeToLive:
             self._agenda.work += len(self._waiting) >> 6
             self._waiting = list({id(each[3]): each for each in self._waiting if self._does_wait(*each[2:])}.values())
             heapq.heapify(self._waiting)
-            self._most_waiting = 2 * len(self._waiting) + _FEW
+            self._most_waiting = 2 * len(self._waiting) + FEW
         self._wait_count += 1
         heapq.heappush(self._waiting, (at, self._wait_count, group, entry))
 

@@ -18,6 +18,7 @@ from assay.reference_broker.queues.groups.group_details import (
     pending_details,
 )
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
+from assay.reference_broker.queues.jobs.confirms import ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import MARK_GROUP
 
@@ -261,11 +262,12 @@ class GroupOperations:
         groups = found.contents.named_groups
         return [details_of(groups[group], self._agenda.now) for group in sorted(groups)]
 
-    def delete(self, queue: str, group: str, now: float) -> None:
-        """Delete a group without consumers, for good: what it has not settled it never gets. Durable on return.
+    def delete(self, queue: str, group: str, now: float, on_done: Confirm = ignore) -> None:
+        """Delete a group without consumers: what it has not settled it never gets. ``on_done`` is called once that is
+        durable, or with the error.
 
         Raises :class:`QueueError`: IN_USE while it has consumers, a sync, messages on their way to the dead-letter
-        queue, or deliveries that an open transaction acknowledged; STORAGE_FAILED.
+        queue, or deliveries that an open transaction acknowledged; LIMIT; STORAGE_FAILED.
         """
         found, named = self._find_writable(queue, group, now)
         if named.consumers:
@@ -277,7 +279,8 @@ class GroupOperations:
         if named.is_syncing or named.moving_count:
             raise QueueError(QueueErrorCode.IN_USE, f"group {group!r} is being written; try again")
         try:
-            found.delete_group(named)
+            found.check_changes()
+            found.delete_group(named, on_done)
         except LogError as error:
             failure = QueueError(QueueErrorCode.STORAGE_FAILED, str(error))
             named.abandon(failure)

@@ -89,11 +89,11 @@ class QueueOperations:
         else:
             on_made(None)
 
-    def update_queue(self, name: str, changes: dict[str, Any], now: float) -> QueueConfig:
+    def update_queue(self, name: str, changes: dict[str, Any], now: float, on_done: Confirm = ignore) -> None:
         """Change settings of a queue in use; see :meth:`QueueRegistry.update`. Raises :class:`QueueError`."""
         self._agenda.now = now
         self._check_open()
-        return self._registry.update(name, changes).config
+        self._registry.update(name, changes, on_done)
 
     def delete_queue(
         self, name: str, now: float, on_done: Confirm | None = None, *, although_used: bool = False
@@ -121,14 +121,14 @@ class QueueOperations:
         self._agenda.now = now
         purge(self._existing(name), self._agenda, on_done)
 
-    def add_partitions(self, name: str, total: int, now: float) -> QueueConfig:
+    def add_partitions(self, name: str, total: int, now: float, on_done: Confirm = ignore) -> None:
         """Let a queue in use have so many partitions; see :meth:`QueueRegistry.add_partitions`.
 
         Raises :class:`QueueError`.
         """
         self._agenda.now = now
         self._check_open()
-        return self._registry.add_partitions(name, total).config
+        self._registry.add_partitions(name, total, on_done)
 
     def queue_config(self, name: str) -> tuple[QueueConfig, dict[str, Any]]:
         """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""

@@ -200,10 +200,7 @@ class QueuePartition(SyncPoint):
         except LogError as error:
             if error.sticky:
                 self.fail(str(error))
-            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-            for _, traced in unwritten.traced or ():
-                self._tell_traced(traced, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-            return 0, [], messages
+            return 0, [], self._refuse(unwritten, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
         if unwritten.told is not None:
             for position, tell in unwritten.told:
                 tell(self.index, base_offset + position)
@@ -235,6 +232,17 @@ class QueuePartition(SyncPoint):
                 self.show()
             call_all(confirms, None)
         return base_offset, messages, []
+
+    def refuse_unwritten(self, error: QueueError) -> list[StoredMessage]:
+        """Nothing of what collected is written; returns the messages."""
+        unwritten, self._unwritten = self._unwritten, None
+        return [] if unwritten is None else self._refuse(unwritten, error)
+
+    def _refuse(self, unwritten: _Unwritten, error: QueueError) -> list[StoredMessage]:
+        call_all(unwritten.confirms, error)
+        for _, traced in unwritten.traced or ():
+            self._tell_traced(traced, error)
+        return unwritten.messages
 
     def _trace_written(self, traced: list[tuple[int, Traced]], base_offset: int) -> list[Confirm]:
         """Note messages where they are; returns who is to be told of their confirms."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import QueueFiles
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 
@@ -22,24 +21,25 @@ _FACTS_OF_MESSAGES: Final = frozenset((LANES_FACT, TTL_FACT))
 class QueueFacts:
     """The facts of one queue; what became true stays so."""
 
-    def __init__(self, files: QueueFiles) -> None:
+    def __init__(self, files: QueueFiles, hold: Callable[[], None]) -> None:
+        """``hold``: have nothing written to the queue's logs before a sync has made all facts durable."""
         self._files = files
+        self._hold = hold
         self._facts = set(files.facts)
 
     def remember(self, fact: str) -> None:
-        """Durably, before the first message of which it is true: no restart takes that for a common one.
-
-        Raises :class:`QueueError` (STORAGE_FAILED).
-        """
+        """Before the first message of which it is true: no restart takes that for a common one."""
         if fact not in self._facts:
-            try:
-                self._files.add_fact(fact)
-            except LogError as error:
-                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
             self._facts.add(fact)
+            self.state()
+            self._hold()
+
+    def state(self) -> None:
+        """To be written down with the next sync."""
+        self._files.update_description(facts=self._facts)
 
     def remember_producers(self, index: int) -> None:
-        """A partition gets its first producer. Durable on return. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        """A partition gets its first producer."""
         self.remember(f"{_PRODUCERS_FACT}{index}")
 
     def had_producers(self, index: int) -> bool:
@@ -63,6 +63,7 @@ class QueueFacts:
             end = purged.get(partition.index, 0)
             if end > partition.log.next_offset:
                 # The log was damaged: what gets these offsets now is new.
-                self._files.update_description(purged={**purged, partition.index: partition.log.next_offset})
-                purged = self._files.purged
+                purged = {**purged, partition.index: partition.log.next_offset}
+                self._files.update_description(purged=purged)
+                self._files.write_description()
             partition.head = max(partition.head, min(end, partition.log.next_offset))

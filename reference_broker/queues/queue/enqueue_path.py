@@ -72,7 +72,7 @@ class EnqueuePath(ABC):
         self.partitions = contents.partitions
         self.groups = contents.groups
         self._files = files
-        self._facts = QueueFacts(files)
+        self._facts = QueueFacts(files, self.hold_back)
         self._partitioner = Partitioner(config.partitioner, rng, known)
         self._agenda = agenda
         self._codec = MessageCodec(config.name, config.message_ttl_s, known)
@@ -196,6 +196,10 @@ class EnqueuePath(ABC):
         raise QueueError(QueueErrorCode.MISFIT, f"the message does not fit the schema of {self.name!r}: {problem}")
 
     @abstractmethod
+    def hold_back(self) -> None:
+        """Have nothing written before what is known of the queue is on the disk for good."""
+
+    @abstractmethod
     def send_letter(
         self, routing_key: str, message: Message, size: int, reason: str, now: float, on_done: Confirm
     ) -> None:
@@ -206,10 +210,7 @@ class EnqueuePath(ABC):
         """The queue is full, and refuses a message: where it is configured so, that becomes a dead letter."""
 
     def lane_of(self, message: Message, priority: Priority | None) -> int:
-        """The lane of a message, which was published with a priority by name, perhaps.
-
-        Raises :class:`QueueError` (STORAGE_FAILED).
-        """
+        """The lane of a message, which was published with a priority by name, perhaps."""
         if not self._has_priorities:
             return NORMAL
         if priority is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +24,14 @@ from assay.reference_broker.queues.groups.pending import GroupPartition, Pending
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, CursorPosition
 from assay.reference_broker.queues.groups.take_up import inherit
 from assay.reference_broker.queues.jobs.agenda import Agenda
-from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
+from assay.reference_broker.queues.jobs.confirms import (
+    Confirm,
+    RewrittenPoint,
+    SyncPoint,
+    call_all,
+    ignore,
+    sync_now,
+)
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
 from assay.reference_broker.queues.limits.limits import QUEUE_FULL, QueueLimits
@@ -42,6 +50,9 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.routing.topics import TopicError, validate_filter
 from assay.reference_broker.trace.schema import TraceKind, Tracer
+
+MAX_CHANGES: Final = 64
+"""Changes of one queue that wait for the disk together."""
 
 
 class DurableQueue(EnqueuePath):
@@ -89,7 +100,7 @@ class DurableQueue(EnqueuePath):
         )
         self._cache = cache
         self._known = known
-        self.description = SyncPoint(files.description)
+        self.description = RewrittenPoint(files.description)
         """What is known of it, where that is changed by a sync."""
         self.is_new = files.description.is_new
         """Until a sync has made it nobody is told that it is there, and nothing is written to its logs."""
@@ -97,9 +108,19 @@ class DurableQueue(EnqueuePath):
         """Webhooks may know of it."""
         self.on_unmade: Callable[[QueueError], None] = ignore
         """Called when it could not be made."""
-        self._held: dict[QueuePartition | ConsumerGroup, None] = {}
+        self._held: dict[SyncPoint, None] = {}
         """What is to be written once it is made."""
         self._told_when_made: list[Confirm] = []
+        self._is_held = self._is_asked = False
+        """What is known of it is not on the disk yet, and nothing is written before; and a sync was asked for."""
+        self.settings = files.settings
+        """What was configured at run time."""
+        self.wanted = config
+        """How it is configured once all changes that were asked for are on the disk."""
+        self.leaving: dict[ConsumerGroup, SyncPoint] = {}
+        """Groups that are being deleted, and what removes their files."""
+        self._changes = 0
+        """How many wait for the disk."""
         self.partitions += [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
         self.departures = self.contents.departures = Departures(files, agenda, self.partitions)
@@ -112,9 +133,7 @@ class DurableQueue(EnqueuePath):
             for place in group.every_place:
                 # The broker may have stopped before the group itself had written it down.
                 self.pass_over(group, place, place.partition.head)
-        self.delays = Delays(
-            self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced, make=self._make_now
-        )
+        self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
         if self.contents.depth:
             self.limits.arm(now)
             if config.limits_count is LimitScope.READY:
@@ -154,7 +173,7 @@ class DurableQueue(EnqueuePath):
             self.limits.loose_bytes += partition.kept_bytes
 
     def remember_producers(self, index: int) -> None:
-        """A partition gets its first producer. Durable on return. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        """A partition gets its first producer."""
         self._facts.remember_producers(index)
 
     def had_producers(self, index: int) -> bool:
@@ -162,17 +181,61 @@ class DurableQueue(EnqueuePath):
         return self._facts.had_producers(index)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What was configured at run time."""
+    def wanted_settings(self) -> dict[str, Any]:
+        """What of :attr:`wanted` was configured at run time."""
         return self._files.settings
 
     def remember_purge(self, ends: dict[int, int], on_done: Confirm) -> None:
         """Nobody gets what is in front of these offsets, by partition, once ``on_done`` says so."""
-        self._files.purge(ends)
-        if self.description.failure is None and self.description.when_synced(on_done):
-            self._agenda.awaited_syncs[self.description] = None
+        self._files.update_description(purged=ends)
+        self.when_remembered(on_done)
+
+    def when_remembered(self, confirm: Confirm) -> None:
+        """Call it once the disk has all that is known of the queue, or with the error."""
+        self._when_done(self.description, confirm)
+
+    def _when_done(self, point: SyncPoint, confirm: Confirm) -> None:
+        def told(error: QueueError | None) -> None:
+            self._changes -= 1
+            confirm(error)
+
+        self._changes += 1
+        if point.failure is None and not self.volatile and point.when_synced(told):
+            self._agenda.awaited_syncs[point] = None
         else:
-            on_done(self.description.failure)
+            told(point.failure)
+
+    def check_changes(self) -> None:
+        """Raises :class:`QueueError` (LIMIT) where too many changes wait for the disk."""
+        if self._changes >= MAX_CHANGES:
+            raise QueueError(
+                QueueErrorCode.LIMIT, f"{MAX_CHANGES} changes of the queue {self.name!r} wait for the disk"
+            )
+
+    def hold_back(self) -> None:
+        """See :class:`EnqueuePath`."""
+        if not self.volatile:
+            self._is_held = True
+            self._ask()
+
+    def _ask(self) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            self.when_remembered(self._remembered)
+
+    def _remembered(self, error: QueueError | None) -> None:
+        self._is_asked = False
+        if error is not None:
+            # What was to be written is refused; with what comes next it is tried again.
+            self._facts.state()
+            for point in [point for point in self._held if isinstance(point, QueuePartition)]:
+                del self._held[point]
+                self._refused(point.unwritten_bytes, point.refuse_unwritten(error))
+        elif self._files.description.needs_sync:
+            self._ask()
+        else:
+            self._is_held = False
+            self._release()
 
     # -- being made ----------------------------------------------------------------------------------------------
 
@@ -191,9 +254,8 @@ class DurableQueue(EnqueuePath):
             self._told_when_made.append(confirm)
 
     def _made(self, error: QueueError | None) -> None:
-        was_new = self.is_new
-        if was_new:
-            self.go_on()
+        was_new, self.is_new = self.is_new, False
+        self._release()
         told, self._told_when_made = self._told_when_made, []
         call_all(told, error)
         if was_new and error is not None and error.code is not QueueErrorCode.CLOSED:
@@ -201,28 +263,42 @@ class DurableQueue(EnqueuePath):
 
     def go_on(self) -> None:
         """Nothing is held back any more."""
-        self.is_new = False
+        self.is_new = self._is_held = False
+        self._release()
+
+    def _release(self) -> None:
+        if self.is_new:
+            return
         held, self._held = self._held, {}
         for point in held:
-            if isinstance(point, QueuePartition):
-                self._agenda.partitions_to_write[point] = None
-            else:
+            if isinstance(point, ConsumerGroup):
                 self._agenda.groups_to_write[point] = None
+            else:
+                self._agenda.partitions_to_write[point] = None
 
-    def hold(self, point: QueuePartition | ConsumerGroup) -> None:
-        """It has something to write, while the queue is not made."""
-        self._held[point] = None
+    def holds(self, point: SyncPoint) -> bool:
+        """Nothing of a log is to be written now: it will be, later, unless it is that of a group that goes."""
+        if self.is_new:
+            self._held[point] = None
+            return True
+        return point in self.leaving
 
     def _make_now(self) -> None:
         """Something in this turn needs to know where its messages are. Blocking. Raises :class:`LogError`."""
-        if self.is_new:
-            self._files.update_description()
+        if self.is_new or self._is_held:
+            self._files.write_description()
+            self._is_held = False
             self._made(None)
 
     @property
     def points(self) -> tuple[SyncPoint, ...]:
         """Every open log."""
-        return (self.description, *self.partitions, *self.groups.values(), *self.delays.points, *self.departures.points)
+        return (*self.state_points, *self.partitions, *self.delays.points, *self.departures.points)
+
+    @property
+    def state_points(self) -> tuple[SyncPoint, ...]:
+        """Those of what is known of it, and of its groups."""
+        return (self.description, *self.groups.values(), *self.leaving.values())
 
     @property
     def note_count(self) -> int:
@@ -237,32 +313,70 @@ class DurableQueue(EnqueuePath):
     def consumer_count(self) -> int:
         return sum(len(group.consumers) for group in self.groups.values())
 
-    def add_partitions(self, total: int) -> list[QueuePartition]:
-        """Have so many partitions, durably on return, and share them out; returns the new ones.
+    def add_partitions(self, total: int, on_done: Confirm) -> None:
+        """Have so many partitions, and share them out; ``on_done`` is called once that is durable, or with the error.
 
-        What is stored stays where it is; a key may lead to another partition from now on. Raises :class:`LogError`.
+        What is stored stays where it is; a key may lead to another partition from now on.
         """
-        self._files.update_description(partitions=total, settings={**self.settings, "partitions": total})
+        settings = {**self.wanted_settings, "partitions": total}
+        self._files.update_description(partitions=total, settings=settings)
+        self.wanted = msgspec.structs.replace(self.wanted, partitions=total)
+
+        def extend(error: QueueError | None) -> None:
+            if error is None:
+                try:
+                    self._extend(total)
+                    self.settings = settings
+                except LogError as failure:
+                    error = QueueError(QueueErrorCode.STORAGE_FAILED, str(failure))
+            if error is not None:
+                self.wanted = msgspec.structs.replace(self.wanted, partitions=len(self.partitions))
+            on_done(error)
+
+        self.when_remembered(extend)
+
+    def _extend(self, total: int) -> None:
+        """Raises :class:`LogError`, with no more partitions than before."""
+        added: list[QueuePartition] = []
+        try:
+            for index in range(len(self.partitions), total):
+                added.append(self._open_partition(index))
+                self._look_through(added[-1])
+        except LogError:
+            for partition in added:
+                partition.close_log()
+            raise
         self.config = self.contents.config = msgspec.structs.replace(self.config, partitions=total)
         self.limits.reconfigure()
-        added = [self._open_partition(index) for index in range(len(self.partitions), total)]
         for partition in added:
-            self._look_through(partition)
             self.contents.end_total += partition.log.next_offset
             self.partitions.append(partition)
+            self._agenda.owners[partition] = self
         for group in self.groups.values():
             group.add_partitions(added, self.config)
         self._room = 0
-        return added
 
-    def reconfigure(self, config: QueueConfig, settings: dict[str, Any]) -> None:
-        """Change what may change while the queue is in use. Raises :class:`LogError`, with nothing changed."""
+    def reconfigure(self, config: QueueConfig, settings: dict[str, Any], on_done: Confirm) -> None:
+        """Change what may change while the queue is in use; ``on_done`` is called once that holds, which is once it is
+        durable, or with the error, and nothing changed."""
         self._files.update_description(settings=settings)
+        self.wanted = config
+
+        def apply(error: QueueError | None) -> None:
+            if error is None:
+                self.settings = settings
+                self.apply(msgspec.structs.replace(config, partitions=len(self.partitions)))
+            else:
+                self.wanted = self.config
+            on_done(error)
+
+        self.when_remembered(apply)
+
+    def apply(self, config: QueueConfig) -> None:
+        """From now on the queue is configured like that."""
         if config.partitioner is not self.config.partitioner:
             self._partitioner.cache.let_go()
             self._partitioner = Partitioner(config.partitioner, self._rng, self._known)
-        if config.max_bytes and not self._counts_bytes:
-            self.count_bytes()
         self.config = self.contents.config = config
         if config.message_ttl_s != self._codec.ttl_s:
             self._codec.ttl_s = config.message_ttl_s
@@ -282,8 +396,10 @@ class DurableQueue(EnqueuePath):
 
     def write(self, partition: QueuePartition) -> None:
         """Write what was published to a partition since the last time, and have it delivered."""
-        if self.is_new:
-            self.hold(partition)
+        if self.is_new or self._is_held:
+            self._held[partition] = None
+            if not self.is_new:
+                self._ask()
             return
         had_lanes = partition.lanes is not None
         unwritten_bytes = partition.unwritten_bytes if self._counts_bytes else 0
@@ -295,23 +411,27 @@ class DurableQueue(EnqueuePath):
         if partition.produced is not None:
             self.enqueued -= messages.count(HIDDEN)
         if refused:
-            count = len(refused) - refused.count(HIDDEN)
-            self.contents.refused += count
-            self.contents.end_total -= count
-            if self._counts_bytes:
-                self.limits.add_bytes(-unwritten_bytes)
-            # The disk may be full: what is settled makes room for the next.
-            self.trim()
+            self._refused(unwritten_bytes, refused)
         if self.contents.tracer is not None:
             for offset, stored in enumerate(messages, base_offset):
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
         if not self._confirm_when_synced:
             self.serve_groups()
 
+    def _refused(self, unwritten_bytes: int, refused: list[StoredMessage]) -> None:
+        """The disk did not take messages that were collected."""
+        count = len(refused) - refused.count(HIDDEN)
+        self.contents.refused += count
+        self.contents.end_total -= count
+        if self._counts_bytes:
+            self.limits.add_bytes(-unwritten_bytes)
+        # The disk may be full: what is settled makes room for the next.
+        self.trim()
+
     def write_unwritten(self) -> bool:
         """Write what this turn has published so far, so that it has offsets; False when that is nothing."""
         waiting = [partition for partition in self.partitions if partition.unwritten]
-        if waiting and self.is_new:
+        if waiting and (self.is_new or self._is_held):
             try:
                 self._make_now()
             except LogError:  # which people are told of
@@ -368,6 +488,8 @@ class DurableQueue(EnqueuePath):
             if existing.pattern != pattern:
                 text = f"the group id {group_id!r} is taken by a group with the filter {existing.pattern!r}"
                 raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+            if existing in self.leaving:
+                raise QueueError(QueueErrorCode.IN_USE, f"the group {group_id!r} is being deleted: try again later")
             return existing
         count = len(self.groups) - (MARK_GROUP in self.groups)
         if count >= self.config.max_groups:
@@ -412,7 +534,7 @@ class DurableQueue(EnqueuePath):
         if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.moving_count:
             return
         with suppress(LogError):
-            self.delete_group(mark)
+            self.delete_group_now(mark)
 
     def _open_group(self, group_id: str, pattern: str, *, transient: bool = False) -> ConsumerGroup:
         group = ConsumerGroup(
@@ -451,32 +573,63 @@ class DurableQueue(EnqueuePath):
             # What was to follow it to the dead letters may.
             self.limits.trim_ready(self._agenda.now)
 
-    def delete_group(self, group: ConsumerGroup) -> None:
-        """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`.
+    def delete_group(self, group: ConsumerGroup, on_done: Confirm) -> None:
+        """Delete a group that has no consumers and no sync under way; ``on_done`` is called once its files are gone for
+        good, or with the error. Until then it is there, and nothing of it is written. Raises :class:`LogError`."""
+        if group.transient or self.volatile:
+            self.delete_group_now(group)
+            on_done(None)
+            return
+        if self.is_new:
+            self._make_now()
+        if group not in self.leaving:
+            group.write(self._agenda.now)
+            self._leave_mark(group)
+            self._agenda.forget(group)
+            group.close_log()
+            self.leaving[group] = SyncPoint(self._files.remove_group(group.group_id))
+            self._when_done(self.leaving[group], partial(self._group_removed, group))
+        self._when_done(self.leaving[group], on_done)
 
-        With the last one goes what it had settled, but for as much as the limits let a group to come have of it. Of
-        dead letters the broker's own group remembers it.
-        """
-        starts: list[int] = []
-        self._make_now()
-        if len(self.groups) == 1 and is_dead_letter(self.name) and group.group_id != MARK_GROUP:
+    def _group_removed(self, group: ConsumerGroup, error: QueueError | None) -> None:
+        self.leaving.pop(group, None)
+        if error is None:
+            self._drop_group(group)
+        elif group.failure is None:
+            # Nobody knows how much of it is left.
+            group.failure = error
+            group.abandon(error)
+
+    def delete_group_now(self, group: ConsumerGroup) -> None:
+        """Likewise, one that nobody asked to have deleted. Blocking. Raises :class:`LogError`."""
+        group.write(self._agenda.now)
+        self._leave_mark(group)
+        self._agenda.forget(group)
+        group.close_log()
+        self._drop_group(group)
+        if not group.transient and (error := sync_now(self._files.remove_group(group.group_id))) is not None:
+            message = f"the group {group.group_id!r} cannot be deleted: {error.strerror or error}"
+            raise LogError(message) from error
+
+    def _leave_mark(self, group: ConsumerGroup) -> None:
+        """The last group of a dead-letter queue goes: the broker's own remembers what it had settled."""
+        others = self.groups.keys() - {group.group_id, *(each.group_id for each in self.leaving)}
+        if is_dead_letter(self.name) and not others and group.group_id != MARK_GROUP:
             mark = self._open_group(MARK_GROUP, "")
             mark.start_at([group.low(partition.index) for partition in self.partitions])
             inherit(mark, [group], self._agenda.now)
             mark.write(self._agenda.now)
-        elif len(self.groups) == 1:
-            starts = starting_cursors(self.contents, EARLIEST)
-        # Who waits for a settlement is told that, too: it holds, since the group is gone.
-        group.write(self._agenda.now)
+
+    def _drop_group(self, group: ConsumerGroup) -> None:
+        """With the last one goes what it had settled, but for as much as the limits let a group to come have of it."""
+        starts = starting_cursors(self.contents, EARLIEST) if len(self.groups) == 1 else []
         self._agenda.forget(group)
         del self.groups[group.group_id]
         del self._dispatchers[group]
-        group.close_log()
         for partition, start in zip(self.partitions, starts, strict=False):
             self.contents.move_head(partition, start)
         self.departures.flush()
-        if not group.transient:
-            self._files.remove_group(group.group_id)
+        # Who waits for a settlement is told that it holds, since the group is gone.
         group.confirm_waiting()
         self.trim()
         self.recount()
@@ -601,19 +754,3 @@ class DurableQueue(EnqueuePath):
         """See :meth:`QueueLimits.retain`."""
         self._room = 0
         return self.limits.retain(now)
-
-    def count_bytes(self) -> None:
-        """From now on; the stored messages are looked through. Raises :class:`LogError`."""
-        self._counts_bytes = True
-        for partition in self.partitions:
-            partition.sizes = _sizes_of(partition)
-        self.limits.loose_bytes = sum(partition.kept_bytes + partition.unwritten_bytes for partition in self.partitions)
-        for group in self.groups.values():
-            group.count_bytes()
-
-
-def _sizes_of(partition: QueuePartition) -> MessageSizes:
-    """Of the stored messages, in bytes. Raises :class:`LogError`."""
-    sizes = MessageSizes(partition.log.start_offset)
-    partition.scan(lambda offset, stored: sizes.put(offset, stored.size))
-    return sizes

@@ -335,7 +335,7 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.LIMIT, text)
 
     def _check_partition_room(self, more: int) -> None:
-        count = sum(len(queue.partitions) for queue in self.queues.values())
+        count = sum(queue.wanted.partitions for queue in self.queues.values())
         if count + more > self._config.max_partitions:
             text = f"there are {count} partitions, and {more} more are over the limit (queues.max_partitions)"
             raise QueueError(QueueErrorCode.LIMIT, text)
@@ -403,56 +403,57 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
         return found
 
-    def update(self, name: str, changes: dict[str, Any]) -> DurableQueue:
-        """Change run-time settings of a queue in use, durably on return; None takes a setting back to the file's.
+    def update(self, name: str, changes: dict[str, Any], on_done: Confirm) -> None:
+        """Change run-time settings of a queue in use; None takes a setting back to the file's. ``on_done`` is called
+        once they hold, which is once they are durable, or with the error, and nothing changed.
 
-        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED), with nothing changed.
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, LIMIT), and then never calls it.
         """
         queue = self.existing(name)
-        settings = merged_settings(queue.settings, changes)
+        settings = merged_settings(queue.wanted_settings, changes)
         _check_size(settings)
-        config = self.merged_config(name, settings)
-        if "partitions" in changes and config.partitions != queue.config.partitions:
+        wanted, config = queue.wanted, self.merged_config(name, settings)
+        if "partitions" in changes and config.partitions != wanted.partitions:
             text = "partitions are added by an operation of their own, and cannot be taken away"
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
-        config = msgspec.structs.replace(config, partitions=queue.config.partitions)
-        if (config.max_bytes > 0) != (queue.config.max_bytes > 0):
+        config = msgspec.structs.replace(config, partitions=wanted.partitions)
+        if (config.max_bytes > 0) != (wanted.max_bytes > 0):
             text = "whether a queue counts bytes is fixed for its life: max_bytes cannot become 0, or stop being 0"
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
         for field in FIXED:
-            if attrgetter(field)(config) != attrgetter(field)(queue.config):
+            if attrgetter(field)(config) != attrgetter(field)(wanted):
                 text = f"{field} is fixed for the life of a queue: delete it and create it anew"
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
-        try:
-            queue.reconfigure(config, settings)
-        except LogError as error:
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        if config.ephemeral:
-            self._expire_at(self._agenda.now)
-        self._on_change()
-        return queue
+        queue.check_changes()
 
-    def add_partitions(self, name: str, total: int) -> DurableQueue:
-        """Let a queue in use have more partitions, durably on return.
+        def applied(error: QueueError | None) -> None:
+            if error is None:
+                if config.ephemeral:
+                    self._expire_at(self._agenda.now)
+                self._on_change()
+            on_done(error)
 
-        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED).
+        queue.reconfigure(config, settings, applied)
+
+    def add_partitions(self, name: str, total: int, on_done: Confirm) -> None:
+        """Let a queue in use have more partitions; ``on_done`` is called once they are there for good, or with the
+        error.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, LIMIT), and then never calls it.
         """
         queue = self.existing(name)
-        count = len(queue.partitions)
+        count = queue.wanted.partitions
         if queue.config.ordering is Ordering.STRICT:
             raise QueueError(QueueErrorCode.NOT_ALLOWED, "a queue with strict ordering has one partition")
         if not count <= total <= MAX_PARTITIONS:
             text = f"a queue with {count} partitions can have {count} to {MAX_PARTITIONS}, not {total}"
             raise QueueError(QueueErrorCode.BAD_OPTION, text)
+        queue.check_changes()
         if total > count:
             self._check_partition_room(total - count)
-            try:
-                added = queue.add_partitions(total)
-            except LogError as error:
-                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-            for partition in added:
-                self._agenda.owners[partition] = queue
-        return queue
+            queue.add_partitions(total, on_done)
+        else:
+            queue.when_remembered(on_done)
 
     # -- going ---------------------------------------------------------------------------------------------------
 
