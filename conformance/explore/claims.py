@@ -59,6 +59,8 @@ class Copy:
     version: int
     packet: Publish
     came_at: float
+    sent_before: float | None = None
+    """It may have been sent before the broker's clock was moved, which was this then."""
     number: int = field(default_factory=lambda: next(_order))
 
 

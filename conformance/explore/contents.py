@@ -30,7 +30,10 @@ def changed(message: Message, copy: Copy) -> Objection | None:
     interval_s, seen_s = before.message_expiry_interval, after.message_expiry_interval
     if interval_s is not None:
         # What is sent again when its time is over, since its delivery had begun, has none left.
-        lefts_s = [max(0.0, interval_s - (copy.came_at - at)) for at in (message.sent_at, *message.again_at)]
+        ages_s = [copy.came_at - at for at in (message.sent_at, *message.again_at)]
+        if copy.sent_before is not None and copy.sent_before >= message.sent_at:
+            ages_s.append(copy.sent_before - message.sent_at)
+        lefts_s = [max(0.0, interval_s - age_s) for age_s in ages_s]
         if message.any_time:
             lefts_s = [float(min(seen_s or 0, interval_s))]
         if seen_s is None or not any(left - MARGIN_S <= seen_s <= min(interval_s, left + MARGIN_S) for left in lefts_s):

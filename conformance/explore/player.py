@@ -29,6 +29,7 @@ from assay.conformance.wire import (
     Disconnect,
     Packet,
     Pingreq,
+    Pingresp,
     Properties,
     Puback,
     Pubcomp,
@@ -135,8 +136,8 @@ class Player(Sockets):
         self._holds: dict[int, plan.Hold] = {}
         self._names = itertools.count(1)
         self._payloads = itertools.count(1)
-        self._said = 0
-        """Packets that clients sent, PINGREQ aside."""
+        self._said = self._heard = 0
+        """Packets that clients sent and got, PINGREQ and PINGRESP aside."""
 
     @property
     def now(self) -> float:
@@ -604,7 +605,7 @@ class Player(Sockets):
         if self.capabilities.get("server_keep_alive", 0):
             self.control.close()  # it was silent for as long; it connects anew when it is needed
         self.note(f"the broker's clock was moved by {seconds} s")
-        self.referee.moved(self.now)
+        self.referee.moved(self.now, seconds)
 
     def _hear_all(self) -> None:
         """Nothing is under way on any connection: what comes meanwhile is answered, and the answers are heard, too."""
@@ -631,11 +632,13 @@ class Player(Sockets):
 
     def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
         """Read until nothing is due any more, or until something is seen. Raises :class:`ViolationError`."""
-        patience = self.patience()
+        patience, heard = self.patience(), self._heard
         while True:
             wanted = self.referee.waiting(self.now)
             if until() if until is not None else wanted is None:
                 return
+            if heard != self._heard:  # whoever sends one at a time takes its time for each
+                patience, heard = self.patience(), self._heard
             more_s = 0.0
             if wanted is not None and wanted[0] is Rule.WILL_UNSENT:
                 more_s = self.patience_s * _WILL_PATIENCE
@@ -654,6 +657,7 @@ class Player(Sockets):
 
     def received(self, wire: Wire, packet: Packet) -> None:
         assert isinstance(wire, _Wire)
+        self._heard += not isinstance(packet, Pingresp)
         if isinstance(packet, Publish) and (wire.link.subscribing or wire.deferred):
             wire.deferred.append(packet)
             return

@@ -188,10 +188,11 @@ class Referee:
         if not link.over:
             self._finish(link, now)
 
-    def moved(self, now: float) -> None:
+    def moved(self, now: float, by_s: float) -> None:
         """The broker's clock was moved to ``now``: all that was due meanwhile is due at once, in any order."""
         self.burst(begins=True)
         for link in list(self.links.values()):
+            link.moved = now - by_s, now + MARGIN_S
             is_late = 0 < 1.5 * link.keep_alive_s < now - link.last_sent_at
             if link.session is not None and not link.over and is_late:
                 link.must_close = Rule.KEEP_ALIVE
@@ -247,8 +248,7 @@ class Referee:
     def audit(self) -> None:
         """At the end of a life. Raises :class:`ViolationError` for what only the whole shows."""
         for message in self.messages:
-            found = message.complaint()
-            if found is not None:
+            if (found := message.complaint()) is not None:
                 client, (rule, text) = found
                 raise ViolationError(rule, 5, f"client {client}: {text}")
 
@@ -290,7 +290,7 @@ class Referee:
         if said.server_keep_alive is not None:
             link.keep_alive_s = float(said.server_keep_alive)
         if said.session_expiry_interval is not None:
-            link.kept_s = float(said.session_expiry_interval)
+            link.kept_s = link.most_kept_s = float(said.session_expiry_interval)
 
     def _finish(self, link: Link, now: float, *, taken_over_by: Connect | None = None) -> None:
         """The server has no connection any more for what belongs to this link."""
@@ -314,7 +314,7 @@ class Referee:
                 claim.must = False  # PUBREL may be lost
             outgoing.awaits = None
         session.expires_at = now + link.kept_s
-        session.bounded_at = now + _ADMINISTRATORS_S if link.version < 5 else session.expires_at
+        session.bounded_at = now + (_ADMINISTRATORS_S if link.version < 5 else min(link.kept_s, link.most_kept_s))
         ends = link.kept_s <= 0
         if link.will is not None:
             session.will, session.will_due_at = link.will, now + min(link.will_delay_s, link.kept_s)
@@ -643,7 +643,7 @@ class Referee:
             session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link, sent_on=link)
         if self.ours not in topic:
             return
-        copy = Copy(client=session.client, version=session.version, packet=packet, came_at=now)
+        copy = Copy(session.client, session.version, packet, now, link.sent_before(now))
         slot = self._slot_for(link, session, copy, topic, now)
         message = slot.claim.message
         if packet.dup and not any(one.claim.maybe_sent for one in message.slots_of(session.client)):

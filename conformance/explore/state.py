@@ -127,8 +127,12 @@ class Link:
     """What it published since."""
     must_close: Rule | None = None
     kept_s: float = 0.0
+    most_kept_s: float = float("inf")
+    """What the server grants, where it told that in CONNACK: a DISCONNECT that asks for more is not answered."""
     keep_alive_s: float = 0.0
     last_sent_at: float = 0.0
+    moved: tuple[float, float] = (0.0, 0.0)
+    """When the broker's clock was moved last, and until when by the new clock a delivery comes that was under way."""
     will: Message | None = None
     will_delay_s: float = 0.0
     subscribing: dict[int, Subscribe] = field(default_factory=dict)
@@ -139,6 +143,10 @@ class Link:
     aliases: dict[int, str] = field(default_factory=dict)
     """Of the server."""
     own_aliases: dict[int, str] = field(default_factory=dict)
+
+    def sent_before(self, now: float) -> float | None:
+        """When the clock was moved, if what comes now may have been sent by then: PINGRESP may overtake it."""
+        return self.moved[0] if now < self.moved[1] else None
 
     @property
     def may_be_ended(self) -> bool:

@@ -51,6 +51,7 @@ class Scene:
         present: bool = False,
         will: Will | None = None,
         keep_alive_s: int = 0,
+        granted: Properties | None = None,
         **properties: int,
     ) -> Link:
         packet = Connect(
@@ -63,7 +64,7 @@ class Scene:
         )
         link = self.referee.connect(f"c{client}.{next(self._names)}", client, packet, kept_s, self.now)
         self.links[client] = link
-        self.get(client, Connack(session_present=present))
+        self.get(client, Connack(session_present=present, properties=granted or Properties()))
         return link
 
     def put(self, client: int, packet: Packet) -> None:
@@ -145,7 +146,7 @@ class Scene:
 
     def move(self, seconds: float) -> None:
         self.now += seconds
-        self.referee.moved(self.now)
+        self.referee.moved(self.now, seconds)
 
     @property
     def wanted(self) -> Rule | None:
@@ -553,6 +554,18 @@ def test_a_session_ends_with_its_expiry(scene: Scene) -> None:
     scene.connect(2, clean=False, kept_s=50, present=False)
 
 
+def test_a_session_that_asks_for_more_than_it_was_granted_may_end_with_that(scene: Scene) -> None:
+    """CONNACK is the only packet in which a server can say so."""
+    granted, more = Properties(session_expiry_interval=30), Properties(session_expiry_interval=100_000)
+    for present in (False, True):
+        scene.connect(2, clean=False, kept_s=100_000, granted=granted)
+        scene.put(2, Disconnect(properties=more))
+        scene.lose(2)
+        scene.move(90)
+        scene.connect(2, clean=False, kept_s=0, present=present)
+        scene.lose(2)
+
+
 def test_what_was_not_acknowledged_comes_again_with_dup(scene: Scene) -> None:
     lasting(scene, 2)
     scene.subscribe(2, s("t/a", 1))
@@ -734,6 +747,21 @@ def test_the_expiry_interval_is_counted_down(scene: Scene) -> None:
     with pytest.raises(ViolationError) as seen:
         scene.receive(2, "t/a", qos=1, message_expiry_interval=100_000, packet_id=1)
     assert seen.value.rule is Rule.EXPIRY_INTERVAL
+
+
+def test_what_was_under_way_as_the_clock_was_moved_is_as_it_was_sent(scene: Scene) -> None:
+    """PINGRESP may overtake it, so nobody can tell; some time later it is counted down."""
+    for later_s, is_fine in ((1, True), (10, False)):
+        scene.connect(2)
+        scene.subscribe(2, "t/a")
+        scene.publish(0, "t/a", message_expiry_interval=100_000)
+        scene.move(90)
+        scene.now += later_s
+        if is_fine:
+            scene.receive(2, "t/a", message_expiry_interval=100_000)
+        else:
+            scene.objects(Rule.EXPIRY_INTERVAL, 2, "t/a", message_expiry_interval=100_000)
+        scene.lose(2)
 
 
 def test_empty_messages_are_told_apart_by_their_expiry(scene: Scene) -> None:
