@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from assay.conformance.explore.amqp.life import REPLAY_SCHEMA as AMQP_SCHEMA
 from assay.conformance.explore.amqp.life import AmqpReplay
+from assay.conformance.explore.http.life import REPLAY_SCHEMA as HTTP_SCHEMA
+from assay.conformance.explore.http.life import HttpReplay
 from assay.conformance.explore.life import Replay
 from assay.conformance.explore.queues.life import REPLAY_SCHEMA as QUEUE_SCHEMA
 from assay.conformance.explore.queues.life import QueueReplay
@@ -42,12 +44,14 @@ def _stop(text: str, code: ExitCode) -> typer.Exit:
     return typer.Exit(int(code))
 
 
-def _game_of(target: Target, recorded: AnyReplay | None, *, queues: bool, amqp: bool) -> str:
+def _game_of(target: Target, recorded: AnyReplay | None, *, queues: bool, amqp: bool, http: bool) -> str:
     """What the lives are about."""
     said = target.capabilities
     only = said.get("amqp091", False) and not any(said.get(name, True) for name in ("mqtt311", "mqtt5"))
     if amqp or isinstance(recorded, AmqpReplay) or (recorded is None and only):
         return "amqp091"
+    if http or isinstance(recorded, HttpReplay):
+        return "http"
     return "queues" if queues or isinstance(recorded, QueueReplay) else "mqtt"
 
 
@@ -57,7 +61,7 @@ class _Header(msgspec.Struct):
 
 def _replay_of(path: Path) -> AnyReplay:
     """The life of a file, of whichever kind."""
-    kinds: dict[str, type[AnyReplay]] = {QUEUE_SCHEMA: QueueReplay, AMQP_SCHEMA: AmqpReplay}
+    kinds: dict[str, type[AnyReplay]] = {QUEUE_SCHEMA: QueueReplay, HTTP_SCHEMA: HttpReplay, AMQP_SCHEMA: AmqpReplay}
     try:
         data = path.read_bytes()
         return msgspec.json.decode(data, type=kinds.get(msgspec.json.decode(data, type=_Header).schema, Replay))
@@ -80,6 +84,7 @@ def explore(
         typer.Option("--jobs", min=1, max=64, help="Play on so many brokers at once, each with a process of its own."),
     ] = 1,
     queues: Annotated[bool, typer.Option("--queues", help="Lives of durable queues over MQTT 5.0.")] = False,
+    http: Annotated[bool, typer.Option("--http", help="Lives of durable queues over HTTP.")] = False,
     amqp: Annotated[
         bool, typer.Option("--amqp091", help="Lives of AMQP 0.9.1; also where a target speaks nothing else.")
     ] = False,
@@ -94,7 +99,8 @@ def explore(
     takeovers; on a target that can be killed or whose clock moves, that too. A finding is shrunk to its shortest form.
 
     With --queues: producers, groups of consumers, settlements of all kinds, retries, dead letters, delays, limits and
-    transactions, on a broker that has such queues (docs/spec).
+    transactions, on a broker that has such queues (docs/spec). With --http the same over HTTP, as far as that goes:
+    batches, long polls, consumers that come back or leave.
 
     Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached, 6 stopped by
     Ctrl-C or SIGTERM (what was seen until then is told all the same).
@@ -114,9 +120,11 @@ def explore(
         raise _stop(str(error), ExitCode.USAGE) from error
     if jobs > 1 and judged.start is None:
         raise _stop("--jobs needs a broker for each, and this one is not ours to start", ExitCode.USAGE)
-    if amqp and queues:
-        raise _stop("--queues and --amqp091 are different lives", ExitCode.USAGE)
-    game = _game_of(judged, recorded, queues=queues, amqp=amqp)
+    if amqp + queues + http > 1:
+        raise _stop("--queues, --http and --amqp091 are different lives", ExitCode.USAGE)
+    game = _game_of(judged, recorded, queues=queues, amqp=amqp, http=http)
+    if game == "http" and not judged.capabilities.get("http_url"):
+        raise _stop(f"the target {judged.name} does not say where it speaks HTTP (http_url)", ExitCode.USAGE)
     if game == "queues" and not host and not judged.capabilities.get("queues", False):
         raise _stop(
             f"the target {judged.name} does not say that it has such queues (capability queues)", ExitCode.USAGE
@@ -223,8 +231,10 @@ def _print_finding(number: int, replay: AnyReplay, path: Path | None, *, counts:
 
     console.print(f"[bold red]{number}. {replay.rule}[/]  [dim]{' '.join(replay.clauses)}[/]{remark}")
     console.print(f"    {replay.text}", highlight=False, markup=False, soft_wrap=True)
-    spec = "queue" if isinstance(replay, QueueReplay) else _SPEC_OF_VERSION[replay.version]
-    statements = load_statements(spec)
+    is_of_queues = isinstance(replay, QueueReplay | HttpReplay)
+    statements = load_statements("queue" if is_of_queues else _SPEC_OF_VERSION[replay.version])
+    if isinstance(replay, HttpReplay):
+        statements = {**statements, **load_statements("http")}
     for clause in replay.clauses:
         sentence = statements[clause].sentence if clause in statements else "a section without a numbered statement"
         console.print(f"    {clause}  {sentence}", highlight=False, markup=False, soft_wrap=True)

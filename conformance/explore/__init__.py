@@ -6,5 +6,6 @@ goes through the ``referee``, a model in plain Python without clock or socket: w
 *claims* (``claims``) on messages, what arrives must fit one, and what must come and does not is asked for until the
 patience of the player ends. ``rules`` has the statements behind each objection. A ``campaign`` runs many lives, a
 ``team`` does so in several processes; what a finding is shrunk to is kept as a file that can be replayed.
-``queues`` and ``amqp`` have lives and models of their own, which campaigns play in the same way (``games``).
+``queues`` and ``amqp`` have lives and models of their own, which campaigns play in the same way (``games``); those of
+queues are played over HTTP, too (``http``).
 """

@@ -88,14 +88,14 @@ def is_enough(findings: Sequence[Finding], most: int) -> bool:
 
 @contextmanager
 def broker_of(
-    target: Target, mutant: str, nursery: Nursery | None, settings: Mapping[str, Any] = _OURS
+    target: Target, mutant: str, nursery: Nursery | None, settings: Mapping[str, Any] = _OURS, *, faces: bool = False
 ) -> Iterator[RunningTarget]:
     """A broker for a campaign; ours comes from the nursery, and keeps its data, so that it can be killed.
 
     Raises :class:`TargetStartError`, :class:`ProbeError`.
     """
     if nursery is not None and target.is_ours:
-        broker = nursery.broker(target, mutant or _planted(target), settings=settings)
+        broker = nursery.broker(target, mutant or _planted(target), settings=settings, faces=faces)
     else:
         broker = running(target)
     with broker as one:
@@ -184,12 +184,15 @@ class Campaign:
     def _start(self) -> None:
         """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""
         with ExitStack() as stack, self._cut_by_signals():
-            self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery, self._settings))
+            self.broker = stack.enter_context(
+                broker_of(self.target, self.mutant, self._nursery, self._settings, faces=self.game.faces)
+            )
             self.version = self.broker.version
             if not self.capabilities:  # which do not change from one broker of a target to the next
                 self.capabilities = probe(self.broker.target, self.broker.endpoint)
             if not self.capabilities.get("persistence", False) and not self.target.is_ours:
                 self.capabilities["restart"] = False
+            self._note_places()
             self.player = self.game.player(
                 self.broker.endpoint,
                 self.capabilities,
@@ -200,9 +203,16 @@ class Campaign:
             )
             self._stack = stack.pop_all()
 
+    def _note_places(self) -> None:
+        """Each start of a broker of ours has other ports."""
+        told = self.broker.target.capabilities
+        self.capabilities |= {name: value for name, value in told.items() if name.endswith("_url")}
+
     def _restart_broker(self, ahead_s: float) -> Endpoint:
         try:
-            return self.broker.restart(ahead_s)
+            endpoint = self.broker.restart(ahead_s)
+            self._note_places()
+            return endpoint
         except TargetStartError as error:
             message = f"it was ended, and does not start again on its data: {error}"
             raise TargetUnreachableError(message) from error

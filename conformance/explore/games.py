@@ -1,4 +1,4 @@
-"""What lives are about: MQTT as a whole, queues, or AMQP 0.9.1. A campaign plays each in the same way."""
+"""What lives are about: MQTT as a whole, queues, these over HTTP, AMQP 0.9.1. A campaign plays each in the same way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from assay.conformance.explore.amqp import draw as amqp_draw
 from assay.conformance.explore.amqp import life as amqp_life
 from assay.conformance.explore.amqp.player import AmqpPlayer
 from assay.conformance.explore.held import HELD, HELD_OF_QUEUES
+from assay.conformance.explore.http import draw as http_draw
+from assay.conformance.explore.http.life import HttpReplay
+from assay.conformance.explore.http.player import HttpPlayer
 from assay.conformance.explore.player import Player
 from assay.conformance.explore.queues import draw as queue_draw
 from assay.conformance.explore.queues import life as queue_life
@@ -17,7 +20,7 @@ from assay.conformance.explore.queues.player import QueuePlayer
 from assay.conformance.targets import CapabilityValue
 
 AnyLife = life.Life | queue_life.QueueLife | amqp_life.AmqpLife
-AnyReplay = life.Replay | queue_life.QueueReplay | amqp_life.AmqpReplay
+AnyReplay = life.Replay | queue_life.QueueReplay | HttpReplay | amqp_life.AmqpReplay
 
 
 class Game(NamedTuple):
@@ -33,6 +36,8 @@ class Game(NamedTuple):
     """Of a player on a broker of ours, which lives as long as a few lives do."""
     lives_a_broker: int
     """So many are played on one broker of ours: each start reads what all lives before it have written."""
+    faces: bool = False
+    """A broker of ours speaks HTTP."""
 
 
 _TENANT = "acme"
@@ -54,6 +59,19 @@ GAMES: dict[str, Game] = {
         {"tidies": False, "tenant": _TENANT, "held": HELD},
         4,  # every queue that they leave is opened at each start
     ),
+    "http": Game(
+        http_draw.drawn,
+        HttpPlayer,
+        HttpReplay,
+        shrink.shrink_steps,
+        {
+            "listeners": [{"port": 0}, {"port": 0, "protocols": ["http"]}],
+            "queues": {"segment_bytes": 16_384, "segment_age_s": 5},
+        },
+        {"tidies": False, "held": HELD},
+        4,
+        faces=True,
+    ),
     "amqp091": Game(
         amqp_draw.drawn,
         AmqpPlayer,
@@ -73,7 +91,7 @@ GAMES: dict[str, Game] = {
 def story(replay: AnyReplay) -> list[str]:
     """Its life in lines for people."""
     match replay:
-        case queue_life.QueueReplay():
+        case queue_life.QueueReplay() | HttpReplay():
             return queue_life.story(replay.life)
         case amqp_life.AmqpReplay():
             return amqp_life.story(replay.life)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.wire import Decoder, MalformedPacketError, Packet, decode_packet, describe, encode
 from assay.conformance.wire.amqp091 import AMQP_091, Assembler, describe_bytes
+from assay.conformance.wire.http import HTTP_11, AnswerReader
 from assay.reference_broker.trace.conformance import WireLine
 
 _SLOW_ROUND_TRIP_S = 0.1
@@ -48,7 +49,7 @@ class Wire:
     name: str
     version: int
     sock: socket.socket
-    decoder: Decoder | Assembler
+    decoder: Decoder | Assembler | AnswerReader
     most_bytes: float = float("inf")
     """Of a packet that the client takes."""
     unsent: bytearray = field(default_factory=bytearray)
@@ -226,8 +227,8 @@ class Sockets(ABC):
             if isinstance(content, str):
                 lines.append(WireLine(t_ns=t_ns, connection=name, direction="event", hex="", decoded=content))
                 continue
-            if version == AMQP_091:
-                text = describe_bytes(content)
+            if version in (AMQP_091, HTTP_11):
+                text = describe_bytes(content) if version == AMQP_091 else content.decode(errors="backslashreplace")
                 lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
                 continue
             try:

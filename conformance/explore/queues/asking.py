@@ -40,7 +40,12 @@ class Asking(QueueClients):
     _settled: dict[int, list[Copy]]
     """Consumer to what it settled, for it to be settled once more."""
 
-    def _admin(self, operation: str, request: object = None, **more: Any) -> Puback | None:
+    def _admin(self, operation: str, request: dict[str, Any] | None = None) -> bool | None:
+        """Whether it was done; None: nobody waits for that."""
+        answer = self._ask_admin(operation, request)
+        return None if answer is None else answer.reason_code < FIRST_FAILURE_CODE
+
+    def _ask_admin(self, operation: str, request: dict[str, Any] | None = None, **more: Any) -> Puback | None:
         payload = b"" if request is None else json.dumps(request).encode()
         return self.request(self.client(ADMIN), f"$admin/{operation}", payload=payload, **more)
 
@@ -50,10 +55,8 @@ class Asking(QueueClients):
 
     def _create(self, queue: Queue) -> None:
         request = settings_of(queue)
-        answer = self._admin("queue/create", request)
-        if answer is not None and answer.reason_code >= FIRST_FAILURE_CODE:
-            text = f"a queue with {request} is refused: {answer}"
-            raise violation(QueueRule.REQUEST, text, "Q-ADMIN-02")
+        if self._admin("queue/create", request) is False:
+            raise violation(QueueRule.REQUEST, f"a queue with {request} is refused", "Q-ADMIN-02")
 
     def _queue(self, number: int) -> Queue:
         return self.oracle.queues[number % len(self.oracle.queues)]
@@ -115,7 +118,7 @@ class Asking(QueueClients):
             return
         request = {"count": step.partitions}
         answered = self.oracle.grow(queue, step.partitions)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request), answered)
+        answered(self._admin(f"queue/{queue.owner}{queue.name}/partitions", request))
 
     def _change(self, step: plan.Change) -> None:
         """What a setting made of what was asked for before is not judged: no limit becomes lower than what is there."""
@@ -139,7 +142,7 @@ class Asking(QueueClients):
             request["ordering"] = "none" if settings.ordering != "none" else "partition"
         changed = None if step.spoilt else msgspec.structs.replace(settings, **{step.setting: step.value})
         answered = self.oracle.change(queue, changed)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/config", request), answered)
+        answered(self._admin(f"queue/{queue.owner}{queue.name}/config", request))
 
     def _replay(self, step: plan.Replay) -> None:
         """Of letters that come by themselves, as what expires, or may be there twice, nobody can tell which go back."""
@@ -155,7 +158,7 @@ class Asking(QueueClients):
         if not there or len(sources) < len(there) or not is_known or any(each.may_be_back for each in sources):
             return
         answered = self.oracle.replay(letters)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/replay"), answered)
+        answered(self._admin(f"queue/{queue.owner}{queue.name}/replay"))
 
     def _group_id(self, group: Group) -> str:
         return group.told or group.name
@@ -208,7 +211,7 @@ class Asking(QueueClients):
         for consumer, member in group.members.items():  # none of it can be settled any more
             self._settled.setdefault(consumer, []).extend(self._held_by(member))
         answered = self.oracle.reset(group, latest=step.latest)
-        self._told(self._admin(f"queue/{queue.owner}{queue.name}/reset", request), answered)
+        answered(self._admin(f"queue/{queue.owner}{queue.name}/reset", request))
 
     def _look(self, queue: Queue) -> None:
         """Figures may change behind a sync: they are asked for until they are what they may be."""
@@ -229,7 +232,7 @@ class Asking(QueueClients):
             entry = Subscription(filter=topic, qos=0)
             self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
         seen = len(client.inbox)
-        answer = self._admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
+        answer = self._ask_admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
         if answer is not None and answer.reason_code >= FIRST_FAILURE_CODE:
             raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
         self.await_(

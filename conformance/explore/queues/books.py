@@ -143,11 +143,12 @@ class Books:
         """Something that an eager broker would have sent by now; ``hard``: that any broker would have."""
         for queue in self.all_queues():
             for group in queue.groups.values():
-                if group.members and (found := self._due_of(group, hard=hard)) is not None:
+                if group.members and (found := self.due_of(group, hard=hard)) is not None:
                     return found
         return None
 
-    def _due_of(self, group: Group, *, hard: bool) -> Copy | None:
+    def due_of(self, group: Group, *, hard: bool) -> Copy | None:
+        """Likewise, to a member of this group."""
         members, copies = list(group.members.values()), group.open_copies()
         held = sum(other.may(Kind.FLIGHT) or other.may(Kind.HELD) for other in copies)
         if held >= group.most_in_flight():
@@ -250,7 +251,7 @@ class Books:
         letter = Message(letters, message.number, self.serial)
         letter.source = source
         letter.since, letter.until = 0.0, NEVER
-        letter.payload, letter.rich, letter.round, letter.confirmed = message.payload, message.rich, self.round, True
+        letter.payload, letter.kept, letter.round, letter.confirmed = message.payload, message.kept, self.round, True
         self._add(letters, letter)
         return letter
 

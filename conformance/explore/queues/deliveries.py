@@ -17,7 +17,7 @@ RICH = Properties(
     user_property=(("x-z", "1"), ("x-a", "2 ü"), ("x-z", "")),
 )
 NUMBER = "x-number"
-_KEPT = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
+KEPT = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
 
 
 def judge_content(
@@ -28,12 +28,11 @@ def judge_content(
     if packet.payload != message.payload:
         seen = f"{len(packet.payload)} bytes, {packet.payload[:40]!r}"
         raise violation(QueueRule.CHANGED, f"{where} with another payload: {seen}")
-    rich = RICH if message.rich else Properties()
-    for name in _KEPT:
-        if getattr(packet.properties, name) != getattr(rich, name):
+    for name in KEPT:
+        if getattr(packet.properties, name) != getattr(message.kept, name):
             raise violation(QueueRule.CHANGED, f"{where} with {name} {getattr(packet.properties, name)!r}")
     own = [pair for pair in packet.properties.user_property if pair[0].startswith("x-")]
-    if own != [(NUMBER, str(message.number)), *rich.user_property]:
+    if own != [(NUMBER, str(message.number)), *message.kept.user_property]:
         raise violation(QueueRule.CHANGED, f"{where} with the user properties {own}")
     if (told.get("redelivered") == "true") != (count > 1):
         raise violation(QueueRule.REDELIVERED, f"{where} with redelivered {told.get('redelivered')}")

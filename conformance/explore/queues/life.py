@@ -118,6 +118,15 @@ class Join(_Step, frozen=True, kw_only=True, tag="join"):
     consumer: int = 0
 
 
+class Poll(_Step, frozen=True, kw_only=True, tag="poll"):
+    """Over HTTP a consumer asks for messages, and by that joins."""
+
+    consumer: int = 0
+    most: int = 1
+    waits: bool = False
+    """For as long as there are none; whatever comes next in the life comes meanwhile."""
+
+
 class Leave(_Step, frozen=True, kw_only=True, tag="leave"):
     consumer: int = 0
     how: Leaving = Leaving.DISCONNECT
@@ -126,7 +135,7 @@ class Leave(_Step, frozen=True, kw_only=True, tag="leave"):
 class Settle(_Step, frozen=True, kw_only=True, tag="settle"):
     consumer: int = 0
     verb: str = "ack"
-    """ack, nack, reject or extend."""
+    """ack, nack, reject, extend, or over HTTP release."""
     which: tuple[int, ...] = (0,)
     """Of what it holds, by place; more than it holds: once more what it has settled."""
     form: Form = Form.IDS
@@ -269,6 +278,7 @@ Step = (
     Publish
     | Burst
     | Join
+    | Poll
     | Leave
     | Settle
     | Withhold

@@ -106,7 +106,7 @@ class Oracle(Limits, Settlements):
             if spot.holder is not member:
                 spots.add(spot)
             if self.may_flow(copy, spot, [member]):
-                spots |= self._failed(copy, spot.deliveries + 1, self.now, self.now)
+                spots |= self._failed(copy, spot.next_count, self.now, self.now)
         return spots
 
     # Deliveries
@@ -139,7 +139,7 @@ class Oracle(Limits, Settlements):
             spot
             for spot in copy.spots
             if spot.kind is Kind.READY
-            and spot.deliveries + 1 == count
+            and spot.next_count == count
             and spot.at <= self.now
             and spot.holder in (None, member)
         }
@@ -237,7 +237,7 @@ class Oracle(Limits, Settlements):
         ready = [spot for spot in copy.spots if spot.kind is Kind.READY and spot.holder in (None, member)]
         if not ready:
             return violation(QueueRule.HELD, text)
-        if all(spot.deliveries + 1 != count for spot in ready):
+        if all(spot.next_count != count for spot in ready):
             clauses = ("Q-LIFE-04", "Q-DURA-05") if copy.crashed else ("Q-LIFE-04",)
             return violation(QueueRule.COUNT, text, *clauses)
         clauses = ("Q-DELAY-01",) if copy.message.delay_s and count == 1 else ("Q-RETRY-03", "Q-SETTLE-04")
@@ -297,7 +297,7 @@ class Oracle(Limits, Settlements):
                 then.letter, copy.letter = copy.letter if copy.is_safe else None, None
             copy.clauses, copy.overtaken, copy.in_time_at = new.clauses, None, -NEVER
             copy.stale |= {
-                (member, spot.deliveries + 1)
+                (member, spot.next_count)
                 for member in group.members.values()
                 for spot in copy.spots
                 if self.may_flow(copy, spot, [member])
@@ -350,7 +350,7 @@ class Oracle(Limits, Settlements):
         """What a dead letter is, perhaps, in its own queue."""
         assert letter.source is not None
         first, message = letter.source.message, Message(queue, letter.number, self.serial)
-        for name in ("topic", "route", "key", "lane", "payload", "rich", "size", "most_bytes"):
+        for name in ("topic", "route", "key", "lane", "payload", "kept", "size", "most_bytes"):
             setattr(message, name, getattr(first, name))
         message.of_partitions, message.is_replayed = 0, True
         message.burst, message.client, message.round, message.published_at = self.round, -2, self.round, self.now
@@ -556,9 +556,9 @@ class Oracle(Limits, Settlements):
                 copy.failed_round = self.round
                 continue
             if spot.holder is None:
-                spots.add(spot)
+                spots |= {spot, spot._replace(released=False)}  # a delivery that was given back may count after all
             if self.may_flow(copy, spot, members):
-                spots |= self._failed(copy, spot.deliveries + 1, self.now, self.now)
+                spots |= self._failed(copy, spot.next_count, self.now, self.now)
                 copy.failed_round = self.round
         return spots
 
@@ -607,13 +607,15 @@ class Oracle(Limits, Settlements):
         )
 
 
-def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, bool]:
-    """Of several dead letters of one message: its count does not fit; it need not be there."""
+def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, bool, bool]:
+    """Of several dead letters of one message: its count does not fit; nor does its reason; it need not be there."""
     source = letter.source
     if source is None:
-        return False, False
+        return False, False, False
     counts = letter.counts_before | {spot.deliveries for spot in source.spots if spot.kind is Kind.DEAD}
-    return told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}, not letter.is_there
+    is_of_another_reason = bool(source.reason) and told.get("_dlq_reason") != source.reason
+    is_of_another_count = told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}
+    return is_of_another_count, is_of_another_reason, not letter.is_there
 
 
 def _is_looser(one: QueuePlan, other: QueuePlan) -> bool:

@@ -13,12 +13,11 @@ from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.asking import FIRST_FAILURE_CODE, Producer
 from assay.conformance.explore.queues.books import violation
 from assay.conformance.explore.queues.clients import ADMIN, PATIENCE_S, QueueClient, violation_of
-from assay.conformance.explore.queues.deliveries import NUMBER
+from assay.conformance.explore.queues.deliveries import KEPT, NUMBER
 from assay.conformance.explore.queues.oracle import Oracle
 from assay.conformance.explore.queues.producers import NumberedRequests
 from assay.conformance.explore.queues.requests import (
     RETAINED_S,
-    RICH_FIELDS,
     message_id,
     message_of,
     places,
@@ -153,7 +152,7 @@ class QueuePlayer(NumberedRequests):
                 self._reset(step)
             case plan.Purge():
                 queue = self.oracle.queues[step.queue % len(self.oracle.queues)]
-                self._told(self._admin(f"queue/{queue.owner}{queue.name}/purge"), self.oracle.purge(queue))
+                self.oracle.purge(queue)(self._admin(f"queue/{queue.owner}{queue.name}/purge"))
             case plan.Claim():
                 self._claim(step)
             case plan.Commit():
@@ -288,7 +287,7 @@ class QueuePlayer(NumberedRequests):
                 named = *properties.user_property, *inside.identity.items()
                 named = *named, ("transaction-id", inside.transaction_id)
                 properties = Properties(
-                    **{name: getattr(properties, name) for name in ("message_expiry_interval", *RICH_FIELDS)},
+                    **{name: getattr(properties, name) for name in ("message_expiry_interval", *KEPT)},
                     user_property=named,
                 )
             message.burst, message.client = self.oracle.round, step.client + 10 * (inside is not None)

@@ -146,7 +146,7 @@ class NumberedRequests(Asking):
         topic = f"$queue/{queue.name}"
         if step.verb == "replay":
             request = {"message_id": f"$dlq/{queue.owner}{queue.name}:{1 + step.offset % 2}:{step.offset}"}
-            answer = self._admin(f"queue/{queue.owner}{queue.name}/replay", request)
+            answer = self._ask_admin(f"queue/{queue.owner}{queue.name}/replay", request)
         else:
             if step.verb and group is not None:
                 topic += f"/${step.verb}"

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from assay.conformance.explore.queues import life as plan
-from assay.conformance.explore.queues.deliveries import NUMBER, RICH
+from assay.conformance.explore.queues.deliveries import KEPT, NUMBER, RICH
 from assay.conformance.explore.queues.state import Copy, Message, Queue
 from assay.conformance.wire import Properties
 
-RICH_FIELDS = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
 _TRANSACTION_BYTES = 200
 """What the properties take at most that put a message into a transaction."""
 RETAINED_S = 10**8
@@ -52,13 +51,15 @@ def settings_of(queue: Queue) -> dict[str, Any]:
     return request
 
 
-def message_of(step: plan.Publish, queue: Queue, number: int, serial: int, token: str) -> tuple[Message, Properties]:
-    """A message as it is published to a queue outside of transactions."""
+def message_of(
+    step: plan.Publish, queue: Queue, number: int, serial: int, token: str, rich: Properties = RICH
+) -> tuple[Message, Properties]:
+    """A message as it is published to a queue outside of transactions; ``rich``: what one has that has all there is."""
     message = Message(queue, number, serial)
     message.key, message.route, message.lane = step.key, step.route, step.lane
-    message.rich, message.delay_s, message.expiry_s = step.rich, step.delay_s, 0
+    message.kept, message.delay_s, message.expiry_s = rich if step.rich else Properties(), step.delay_s, 0
     message.topic = f"$queue/{queue.name}" + (f"/{step.route}" if step.route else "")
-    own = (NUMBER, str(number)), *(RICH.user_property if step.rich else ())
+    own = (NUMBER, str(number)), *message.kept.user_property
     named: list[tuple[str, str]] = [*own]
     if step.key:
         named.append(("partition-key", step.key))
@@ -86,9 +87,7 @@ def message_of(step: plan.Publish, queue: Queue, number: int, serial: int, token
         message.most_bytes = few
     else:
         message.most_bytes = message.size[1]
-    fields: dict[str, Any] = {}
-    if step.rich:
-        fields = {name: getattr(RICH, name) for name in RICH_FIELDS}
+    fields: dict[str, Any] = {name: getattr(message.kept, name) for name in KEPT}
     return message, Properties(message_expiry_interval=expiry_s or None, user_property=tuple(named), **fields)
 
 

@@ -11,7 +11,13 @@ from assay.conformance.explore.queues.state import GONE, SLACK_S, Copy, Fate, Ki
 
 BEYOND = 1_000_000
 """No life has so many messages."""
-_RULE_OF = {"nack": "Q-NACK-1", "reject": "Q-REJECT-1", "ack": "Q-ACK-1", "extend": "Q-SETTLE-06"}
+_RULE_OF = {
+    "release": "Q-SETTLE-01",
+    "nack": "Q-NACK-1",
+    "reject": "Q-REJECT-1",
+    "ack": "Q-ACK-1",
+    "extend": "Q-SETTLE-06",
+}
 
 
 class _Asked(NamedTuple):
@@ -98,7 +104,7 @@ class Settlements(Books):
                 is_meant = spot.holder is member if by_receipt is None else spot.deliveries == by_receipt[copy]
                 pending |= {spot} if is_meant else set()
             elif by_receipt is None and self.may_flow(copy, spot, [member]):
-                coming[spot] = Spot(Kind.FLIGHT, spot.deliveries + 1, self.now, self.now, member)
+                coming[spot] = Spot(Kind.FLIGHT, spot.next_count, self.now, self.now, member)
         outcomes: set[Spot] = set()
         for spot in (*pending, *coming.values()):
             outcomes |= self._outcomes(copy, spot, verb, delay_s, into)
@@ -143,6 +149,8 @@ class Settlements(Books):
             case "extend":
                 timeout = queue.timeout_s()
                 return {spot._replace(at=self.now + timeout[0] - SLACK_S, by=self.now + timeout[1] + SLACK_S)}
+            case "release":
+                return {Spot(Kind.READY, spot.deliveries, self.now, self.now, released=True)}
             case "reject":
                 return {
                     Spot(Kind.DEAD, spot.deliveries) if queue.plan.dead_letters and not copy.group.is_dead else GONE

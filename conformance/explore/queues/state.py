@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from assay.conformance.explore.queues.life import GroupPlan, QueuePlan
 from assay.conformance.explore.topics import matches
+from assay.conformance.wire import Properties
 
 NEVER = float("inf")
 SLACK_S = 5.0
@@ -46,6 +47,13 @@ class Spot(NamedTuple):
     """At the latest."""
     holder: object = None
     """Ready: the member that has claimed it, and will read it."""
+    released: bool = False
+    """Ready: given back untried, so that the next delivery has the number of the last."""
+
+    @property
+    def next_count(self) -> int:
+        """Of its next delivery."""
+        return self.deliveries + (not self.released)
 
 
 GONE = Spot(Kind.GONE)
@@ -90,7 +98,8 @@ class Message:
         self.partition = -1
         self.lane = 2
         self.payload = b""
-        self.rich = False
+        self.kept = Properties()
+        """What it comes with, as it was published; user properties behind its number."""
         self.delay_s = 0
         self.at = self.by = 0.0
         """When it is due."""

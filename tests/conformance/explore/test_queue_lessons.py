@@ -297,6 +297,42 @@ def test_a_letter_is_taken_for_the_one_that_must_be_there() -> None:
     assert bench.oracle.due(hard=True) is None
 
 
+def test_of_two_letters_of_a_message_one_is_meant_by_its_reason() -> None:
+    """It was given up as the broker died, its group was reset, and somebody rejected it after as many deliveries."""
+    bench = Bench(max_retries=0)
+    member, message = bench.join(), bench.publish()
+    bench.gives(member, message, 0)
+    bench.dies()
+    bench.oracle.reset(bench.queue.groups["g"], latest=False)(True)
+    again = bench.join("again")
+    bench.gives(again, message, 0)
+    bench.oracle.settle(again, [bench.copy(message)], "reject", 0, "why", None, None)(True, ())
+    reader = bench.join("reader", "letters", bench.letters)
+    history = {
+        "_dlq_original_queue": "q",
+        "_dlq_original_topic": "$queue/q",
+        "_dlq_group": "g",
+        "_dlq_original_partition": "0",
+        "_dlq_original_offset": "0",
+        "_dlq_delivery_count": "1",
+    }
+    bench.gives(reader, message, 0, **history, _dlq_reason="max retries exceeded", _dlq_consumer="c")
+    bench.gives(reader, message, 1, **history, _dlq_reason="why", _dlq_consumer="again")
+
+
+def test_what_was_given_back_untried_is_not_counted_but_for_a_kill() -> None:
+    """By HTTP: the broker keeps in memory alone that a first delivery was none."""
+    bench = Bench()
+    member, message = bench.join(), bench.publish()
+    bench.gives(member, message, 0)
+    bench.ask(member, message, verb="release")(True)
+    accused("Q-LIFE-04", lambda: bench.gives(member, message, 0, count=2))
+    bench.gives(member, message, 0, count=1)
+    bench.ask(member, message, verb="release")(True)
+    bench.dies()
+    bench.gives(bench.join("again"), message, 0, count=2)
+
+
 def test_nothing_becomes_of_what_a_queue_in_memory_had_in_a_transaction() -> None:
     bench = Bench(durability="memory", max_retries=0)
     member, message = bench.join(), bench.publish()
