@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from assay.conformance.explore.queues.deliveries import NUMBER
 from assay.conformance.explore.queues.life import LANES, Publish
@@ -39,7 +40,7 @@ def route_of(operation: str, request: dict[str, Any] | None) -> tuple[str, str, 
         case "partitions":
             return "PUT", f"{_API}/{name}/partitions", asked
         case "reset":
-            return "POST", f"{_API}/{name}/groups/{asked['group']}/reset", {"to": asked["to"]}
+            return "POST", f"{_API}/{name}/groups/{quote(asked['group'], safe='')}/reset", {"to": asked["to"]}
         case "replay":
             return "POST", f"{_API}/{name}/dlq/replay", asked
         case "delete":

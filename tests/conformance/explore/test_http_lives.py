@@ -51,6 +51,7 @@ WHOLE = QueueLife(
         plan.Publish(),
         plan.Poll(),
         plan.Reset(),
+        plan.Reset(group=1),
     ),
 )
 """A bit of everything."""
