@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from itertools import chain
 from typing import Any
 
 import pytest
 
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.wire.content import BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.fields import Table
+from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
+from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.routing.properties import Kind, Typed
 from tests.support.amqp_client import AmqpClient, Said, make_node, table
 
@@ -51,6 +58,58 @@ def test_those_of_one_priority_share() -> None:
         writer.publish("q", b"%d" % number)
     assert (bodies(first.hear()), bodies(second.hear())) == ([b"0", b"2"], [b"1", b"3"])
     assert bodies(low.hear()) == []
+
+
+def _shares(seed: int, arguments: Table) -> list[list[int]]:
+    """What each of several consumers got of messages that come in bursts and are acknowledged now and then."""
+    rng = random.Random(seed)
+    *readers, writer = clients(rng.randint(3, 5))
+    writer.declare("q", arguments=arguments)
+    got: list[list[int]] = [[] for _ in readers]
+    tags: list[list[int]] = [[] for _ in readers]
+    no_ack = rng.random() < 0.2
+    for each in readers:
+        each.say(1, "basic.qos", 0, rng.choice((0, 10, 60)), False)
+        each.consume("q", no_ack=no_ack, arguments=table(x_priority=rng.choice((0, 0, 0, 1))))
+    sent = 0
+    for _ in range(8):
+        burst = rng.choice((1, 5, 40, 150))
+        for number in range(sent, sent + burst):
+            content = encode_header(3, BasicProperties(priority=rng.choice((0, 0, 0, 1))))
+            method = encode_method(BY_NAME["basic.publish"], "", "q", False, False)
+            writer.send_raw(frame(FrameType.METHOD, 1, method) + content_frames(1, content, b"%03d" % number, 4_096))
+        sent += burst
+        writer.hear()
+        for at, each in enumerate(readers):
+            for said in each.hear():
+                got[at].append(int(said.body))
+                tags[at].append(said.values[1])
+        for at, each in enumerate(readers):
+            some = 0 if no_ack else rng.randint(0, 30)
+            settled, tags[at] = tags[at][:some], tags[at][some:]
+            acks = [frame(FrameType.METHOD, 1, encode_method(BY_NAME["basic.ack"], tag, False)) for tag in settled]
+            each.send_raw(b"".join(acks))
+    assert len({number for share in got for number in share}) == sum(map(len, got))
+    return got
+
+
+@pytest.mark.parametrize("arguments", [(), table(x_max_priority=1)])
+@pytest.mark.parametrize("seed", range(6))
+def test_runs_to_several_consumers_leave_each_as_much_as_message_by_message(
+    seed: int, arguments: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of one priority in its order."""
+    lengths: list[int] = []
+    taken = Consuming.deliver_run
+    monkeypatch.setattr(Consuming, "deliver_run", lambda *args: lengths.append(taken(*args)) or lengths[-1])
+    together = _shares(seed, arguments)
+    assert max(lengths) > 1, seed
+    monkeypatch.setattr(Dispatcher, "_serves_alike", False)
+    alone = _shares(seed, arguments)
+    assert list(map(len, together)) == list(map(len, alone)), seed
+    assert sorted(chain.from_iterable(together)) == sorted(chain.from_iterable(alone)), seed
+    if not arguments:
+        assert all(share == sorted(share) for share in together), seed
 
 
 @pytest.mark.parametrize(

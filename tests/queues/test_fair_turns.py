@@ -59,6 +59,26 @@ def test_turns_go_as_the_rule_says_whatever_consumers_hold_and_lose(seed: int) -
     assert consumers, seed
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_are_those_who_would_have_turns_before_all_others(seed: int) -> None:
+    rng = random.Random(seed)
+    consumers = [_drawn(rng, number) for number in range(rng.randint(1, 9))]
+    for consumer in consumers:
+        consumer.limit = 1_000
+    equals, each = FairTurns(consumers).equals(len(consumers))
+    turns = FairTurns(consumers)
+    order: list[Consumer] = []
+    while (consumer := turns.next()) is not None and len(order) < 100:
+        order.append(consumer)
+        consumer.in_flight += 1
+        consumer.served_at = 10 + len(order)
+    assert order[: len(equals)] == equals, seed
+    rounds = next((at for at, one in enumerate(order) if one not in equals), len(order)) // len(equals)
+    assert min(each, 100 // len(equals)) == rounds, seed
+    assert FairTurns(consumers).equals(1) != ([], 0)
+    assert len(FairTurns(consumers).equals(0)[0]) == 1
+
+
 def test_room_is_for_who_is_there_has_not_said_no_and_holds_less_than_it_may() -> None:
     consumer = _drawn(random.Random(1), 1)
     consumer.limit, consumer.in_flight = 2, 1

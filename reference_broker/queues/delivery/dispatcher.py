@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from assay.reference_broker.queues.delivery.fair_turns import FairTurns
+from assay.reference_broker.queues.delivery.fair_turns import FairTurns, has_room
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.delivery_run import MIN_RUN, DeliveryRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import (
     DELIVERED,
     SETTLED,
+    UNLIMITED,
     Consumer,
     EntryState,
     GroupPartition,
@@ -35,6 +36,8 @@ from assay.reference_broker.trace.tracing import Traced
 
 QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""
+FEW = 8
+"""Ready messages for each consumer of a group, where they share: fewer go one by one to whoever is next."""
 SKIPS_PER_TURN = 2_048
 """Expired or unmatched messages passed over before other groups have their turn."""
 MATCH_CACHE = 16_384
@@ -146,6 +149,9 @@ class Dispatcher:
         if scheduler is not None:
             self._serve_lanes_fairly(scheduler, turns, now)
             return
+        if self._serves_alike:
+            self._serve_alike(group.places[0], UNLIMITED, turns, now)
+            self._is_spent()
         count = len(group.places)
         active = [group.places[(self._place_turn + step) % count] for step in range(count)]
         at, room = 0, group.agenda.room
@@ -164,6 +170,46 @@ class Dispatcher:
                 at = 0
         self._has_more = room <= 0
 
+    @property
+    def _serves_alike(self) -> bool:
+        """Messages may go to consumers in runs, though each of these is to have its share."""
+        group = self._group
+        return self._has_runs and len(group.places) == 1 and not group.shared_limit
+
+    def _serve_alike(self, place: GroupPartition, most: float, turns: FairTurns, now: float) -> int:
+        """As many as possible of one place in runs, as long as there are some for each of those with the fewest.
+
+        Returns how many. What each has in the end is as much as it would have had message by message.
+        """
+        counts, agenda, partition = self._group.counts, self._group.agenda, place.partition
+        start = before = counts.delivered
+        while not place.waiting and not self._is_spent():
+            equals, each = turns.equals(partition.visible_end - place.cursor)
+            least = min(FEW, each) * len(equals)
+            wanted = int(min(min(QUANTUM, each) * len(equals), most - (before - start), agenda.room))
+            if not equals or wanted < least:
+                break
+            offset = place.cursor
+            if partition.lanes is not None:
+                offset = self._to_lane(place, partition.lanes)
+                wanted = partition.lanes.stretch(place.lane, offset, wanted)
+            ready = 0
+            for message in map(partition.cached.get, range(offset, min(offset + wanted, partition.visible_end))):
+                if message is None or now >= message.expires_at:
+                    break
+                ready += 1
+            if ready < least:
+                break
+            share = min(each, ready // len(equals))
+            for consumer in equals:
+                if has_room(consumer):
+                    self.deliver_new(place, consumer, int(min(share, consumer.room)), now)
+                    self._note_turn(consumer)
+            if counts.delivered == before:
+                break
+            before = counts.delivered
+        return before - start
+
     def _serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
         """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
         group = self._group
@@ -175,10 +221,13 @@ class Dispatcher:
             return self._waiting_since(lanes[lane], now)
 
         while not self._is_spent() and (consumer := turns.next()) is not None:
-            lane, _ = scheduler.pick(dry, now, waiting_since)
+            lane, most = scheduler.pick(dry, now, waiting_since)
             if lane < 0:
                 return
             places = lanes[lane]
+            if self._serves_alike and (together := self._serve_alike(places[0], most, turns, now)):
+                scheduler.served(lane, together, now)
+                continue
             dry[lane] = True
             for step in range(len(places)):
                 before = counts.delivered + counts.redelivered

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 from assay.reference_broker.queues.groups.pending import Consumer
 
+_Turn = tuple[float, int, int, int, Consumer]
+"""What decides, and whose it is."""
+
 
 class FairTurns:
     """The consumers with room, those that wait before those that only ask now: of those with the highest priority the
@@ -18,7 +21,7 @@ class FairTurns:
     """
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
-        self._heap = [
+        self._heap: list[_Turn] = [
             (
                 -consumer.options.priority if consumer.options.waits else math.inf,
                 consumer.in_flight,
@@ -44,6 +47,24 @@ class FairTurns:
             else:
                 return consumer
         return None
+
+    def equals(self, most: int) -> tuple[list[Consumer], float]:
+        """Among whom the next messages go in turn, in that order, and how many each gets before others have a turn.
+
+        Of more than ``most`` some are left out.
+        """
+        heap = self._heap
+        found: list[_Turn] = []
+        each = math.inf
+        while len(found) <= most and self.next() is not None:
+            rank, in_flight = heap[0][:2]
+            if found and (rank, in_flight) != found[0][:2]:
+                each = in_flight - found[0][1] if rank == found[0][0] else math.inf
+                break
+            found.append(heapq.heappop(heap))
+        for turn in found:
+            heapq.heappush(heap, turn)
+        return [turn[-1] for turn in found], each
 
 
 def has_room(consumer: Consumer) -> bool:
