@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from assay.conformance.outcome import CaseFailureError
-
-if TYPE_CHECKING:
-    from assay.conformance.case import CaseContext
 
 _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
 
 
+class Patience(Protocol):
+    """How long a case may wait: see :class:`assay.conformance.case.CaseContext`."""
+
+    patience_s: float
+    greeting_s: float
+
+    @property
+    def looked_on(self) -> str: ...
+
+    def remaining_s(self, within_s: float | None = None) -> float: ...
+
+    def give_back(self, seconds: float) -> None: ...
+
+    async def more_time_for_a_slow_broker(self) -> bool: ...
+
+    def second_look(self) -> bool: ...
+
+
 async def arrival(
-    ctx: CaseContext, wake: asyncio.Event, expected: str, *, within_s: float | None = None, since: float | None = None
+    ctx: Patience, wake: asyncio.Event, expected: str, *, within_s: float | None = None, since: float | None = None
 ) -> None:
     """Wait until ``wake`` is set anew: something may be in the inbox, or the connection has ended.
 

@@ -15,16 +15,13 @@ So nothing is hidden: a blocked case always names a failure of the same run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from assay.conformance.case import load_cases
+from assay.conformance.judged import Outcome
 from assay.conformance.rules import VERSIONS, Incident, Rule, full_id
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
-
-if TYPE_CHECKING:
-    from assay.conformance.engine import Outcome
 
 _FAILED = (CaseVerdict.FAIL, CaseVerdict.XFAIL)
 _SEEN = (CaseVerdict.BLOCKED, CaseVerdict.PASS, CaseVerdict.NON_STRICT, CaseVerdict.XPASS)

@@ -23,8 +23,9 @@ from assay.conformance.baseline import (
     write_baseline,
 )
 from assay.conformance.case import Case, load_cases
-from assay.conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from assay.conformance.engine import DEFAULT_CONCURRENCY, RunOptions
 from assay.conformance.explore_cli import explore
+from assay.conformance.judged import Outcome
 from assay.conformance.peers_cli import peers
 from assay.conformance.pytest_runner import run_with_pytest
 from assay.conformance.registry import SPECS, coverage, home_of, load_statements

@@ -39,6 +39,7 @@ from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
 from assay.conformance.grpc.context import GrpcContext
 from assay.conformance.http.context import HttpContext
+from assay.conformance.judged import Outcome
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, Incident, Rule, StepFailureError
 from assay.conformance.stall import StallWatch
@@ -61,7 +62,7 @@ from assay.conformance.wire import Connack, Publish
 from assay.conformance.wire.amqp091 import AMQP_091
 from assay.conformance.wire.grpc import ADVICE, is_installed
 from assay.conformance.wire.http import GRPC, HTTP_11
-from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 DEFAULT_CONCURRENCY = 16
 _CLEANUP_LIMIT_S = 2.0
@@ -88,24 +89,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = DEFAULT_CONCURRENCY
     patience_s: float | None = None
     """Longest single wait; None = up to the limit of the case."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one case with its evidence."""
-
-    result: CaseResult
-    transcript: tuple[WireLine, ...] = ()
-    beside_a_death: bool = False
-    """It was begun, but the broker died, and not surely of it."""
-    incidents: tuple[Incident, ...] = ()
-    """Steps that failed: those that the case is not about, and the one that it failed on."""
-    is_no_matter_of_restarts: bool = False
-    """It fails in the same way where connections are lost and the broker lives on."""
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Its verdict depends on how other cases end."""
-        return bool(self.incidents) or self.is_no_matter_of_restarts
 
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:

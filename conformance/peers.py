@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from assay.conformance.case import Case
-from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.engine import RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.report import ExitCode, this_machine, utc_now
 from assay.conformance.run import Run, RunPlan
 from assay.conformance.selection import SelectionError, for_target, left_out

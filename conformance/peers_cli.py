@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from assay.conformance.case import load_cases
-from assay.conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from assay.conformance.engine import DEFAULT_CONCURRENCY, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, overall
 from assay.conformance.report import ExitCode
 from assay.conformance.selection import Selection, SelectionError, check_target, select, split

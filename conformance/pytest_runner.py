@@ -22,7 +22,8 @@ import pytest
 
 import assay.conformance.cases
 from assay.conformance.case import Case, load_cases
-from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.engine import RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.report import ExitCode
 from assay.conformance.run import Run, RunPlan
 from assay.conformance.selection import SelectionError, check_target, for_target

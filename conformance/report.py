@@ -20,7 +20,7 @@ from typing import IO, Self
 
 import msgspec
 
-from assay.conformance.engine import Outcome
+from assay.conformance.judged import Outcome
 from assay.reference_broker.trace.conformance import (
     BrokerDeath,
     CaseResult,

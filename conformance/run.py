@@ -24,7 +24,8 @@ import msgspec
 from assay.conformance.booking import settle
 from assay.conformance.case import DEFAULT_LIMIT_S, Case, load_cases
 from assay.conformance.cohort import cohorts
-from assay.conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
+from assay.conformance.engine import BAD, Engine, RunOptions, blank_result, missing_capability
+from assay.conformance.judged import Outcome
 from assay.conformance.nursery import Nursery
 from assay.conformance.registry import clauses, spoken
 from assay.conformance.report import (

@@ -24,7 +24,8 @@ from assay.conformance import mutants
 from assay.conformance.booking import settle
 from assay.conformance.case import Case
 from assay.conformance.cohort import cohorts
-from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, Outcome, RunOptions
+from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.nursery import Nursery
 from assay.conformance.registry import unproven_case_ids
 from assay.conformance.report import ExitCode, this_machine, utc_now

@@ -6,8 +6,9 @@ import msgspec
 
 from assay.conformance.booking import PLAINEST, settle
 from assay.conformance.case import load_cases
-from assay.conformance.engine import Outcome, blank_result, with_expectation
+from assay.conformance.engine import blank_result, with_expectation
 from assay.conformance.http.steps import failed_step
+from assay.conformance.judged import Outcome
 from assay.conformance.rules import Incident, Rule, StepFailureError, shape
 from assay.conformance.targets import ExpectedStep, Target
 from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subscription, Will

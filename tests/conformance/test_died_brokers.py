@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from assay.conformance.case import load_cases
-from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.engine import RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.report import ExitCode
 from assay.conformance.run import Run, RunPlan, await_return
 from assay.conformance.targets import Endpoint, RunningTarget, StartHook, Target, free_port, running

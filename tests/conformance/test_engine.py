@@ -10,7 +10,8 @@ import pytest
 
 from assay.conformance import case as case_module
 from assay.conformance.case import Case, CaseContext
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.rules import Rule
 from assay.conformance.stall import StallWatch
 from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, ExpectedFailure, RunningTarget, Target

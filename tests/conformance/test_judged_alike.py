@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from assay.conformance.booking import PLAINEST
 from assay.conformance.case import Case, load_cases
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.mutants import applied
 from assay.conformance.rules import VERSIONS, Rule
 from assay.conformance.targets import CapabilityValue, Endpoint, RunningTarget, hosted_target, probe

@@ -9,7 +9,8 @@ import pytest
 
 from assay.conformance.booking import settle
 from assay.conformance.case import CaseContext, load_cases
-from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.engine import RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.outcome import UnsupportedError
 from assay.conformance.rules import Rule, malformed
 from assay.conformance.run import Run, RunPlan

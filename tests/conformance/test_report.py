@@ -8,7 +8,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from assay.conformance.engine import Outcome
+from assay.conformance.judged import Outcome
 from assay.conformance.report import (
     ExitCode,
     ReportWriter,

@@ -11,7 +11,8 @@ import pytest
 
 from assay.conformance.booking import settle
 from assay.conformance.case import Case, CaseContext, load_cases
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.run import Run, RunPlan, expectation_of
 from assay.conformance.targets import Endpoint, RunningTarget, TargetStartError, hosted_target, parse_target, probe
 from assay.reference_broker.broker import Broker

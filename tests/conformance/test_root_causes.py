@@ -20,7 +20,8 @@ from meddling_proxy import (
 )
 
 from assay.conformance.case import load_cases
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.targets import Endpoint, RunningTarget, hosted_target, probe
 from assay.conformance.wire import PacketType
 from assay.reference_broker.broker import Broker

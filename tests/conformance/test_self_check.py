@@ -6,7 +6,8 @@ import pytest
 
 from assay.conformance import mutants
 from assay.conformance.case import load_cases
-from assay.conformance.engine import Outcome, blank_result
+from assay.conformance.engine import blank_result
+from assay.conformance.judged import Outcome
 from assay.conformance.rules import Incident, Rule
 from assay.conformance.self_check import BASELINE, Check, demand_difference, demand_proof, judged
 from assay.reference_broker.trace.conformance import CaseVerdict

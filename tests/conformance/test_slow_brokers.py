@@ -9,7 +9,8 @@ import pytest
 from meddling_proxy import MeddlingProxy, Slow
 
 from assay.conformance.case import Case, CaseContext
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, hosted_target
 from assay.conformance.wire import Connack, encode
 from assay.reference_broker.broker import Broker

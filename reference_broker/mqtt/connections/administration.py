@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from assay.reference_broker.core.access import Grants
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.routing.message import Message
 
-if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.connections.connection import MqttConnection
+
+class Asking(Protocol):
+    """Who asks: a connection."""
+
+    broker: MqttBroker
+    session: Session | None
+    grants: Grants | None
+    loopback: bool
+    """It comes from this machine."""
 
 
-def request(connection: MqttConnection, message: Message, now: float, on_done: Confirm) -> None:
+def request(connection: Asking, message: Message, now: float, on_done: Confirm) -> None:
     """Serve a request, or refuse it; ``on_done`` is called once."""
     grants = connection.grants
     admin = connection.broker.admin
@@ -23,20 +33,20 @@ def request(connection: MqttConnection, message: Message, now: float, on_done: C
     admin.request(message, _anywhere if grants is None else grants.may_publish, now, on_done)
 
 
-def may_subscribe(connection: MqttConnection, topic_filter: str) -> bool:
+def may_subscribe(connection: Asking, topic_filter: str) -> bool:
     """Whether a client may see the figures that a filter of administration topics reaches."""
     if is_tenants(connection):
         return False
     return connection.broker.admin.allows(topic_filter, connection.grants, loopback=connection.loopback, read=True)
 
 
-def is_operator(connection: MqttConnection) -> bool:
+def is_operator(connection: Asking) -> bool:
     """Whether a client may administer all queues: then those of tenants are open to it, too."""
     topic = f"{ADMIN_PREFIX}list"
     return connection.broker.admin.allows(topic, connection.grants, loopback=connection.loopback, read=False)
 
 
-def is_tenants(connection: MqttConnection) -> bool:
+def is_tenants(connection: Asking) -> bool:
     """The administration knows no tenants, so that theirs do not use it."""
     session = connection.session
     return session is not None and session.tenant is not None

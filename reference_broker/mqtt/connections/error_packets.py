@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from assay.reference_broker.config import ServerReferenceConfig, ServerReferenceMode
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.wire.packets import NO_PROPERTIES, V5, Connack, Disconnect, Properties
-
-if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.connections.connection import MqttConnection
 
 MAX_REASON_CHARACTERS = 200
 _REASONS = {
@@ -19,13 +16,24 @@ _REASONS = {
 }
 
 
+class Told(Protocol):
+    """Who is told."""
+
+    problem_information: bool
+    """It wants to know why."""
+    max_packet_out: int
+    """Bytes of a packet that it takes."""
+
+    def send(self, data: bytes) -> None: ...
+
+
 def reference_reason(reference: ServerReferenceConfig) -> Reason:
     """The code that goes with a server reference (5.0 section 4.11)."""
     return _REASONS[reference.mode]
 
 
 def explain(
-    connection: MqttConnection, packet: type[Connack | Disconnect], error: ProtocolError, server_reference: str = ""
+    connection: Told, packet: type[Connack | Disconnect], error: ProtocolError, server_reference: str = ""
 ) -> None:
     """Send ``packet`` for an error, with the rule that was broken unless the client wants no problem information."""
     text = str(error)[:MAX_REASON_CHARACTERS] if connection.problem_information else None

@@ -5,14 +5,10 @@ Nothing is dropped and nobody else notices: packets keep their order, and TCP sl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from assay.reference_broker.config import LimitsConfig
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.rates import TokenBucket
 from assay.reference_broker.core.timers import Timer
-
-if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.connections.connection import MqttConnection
 
 _MIN_WAIT_S = 0.01
 """At high rates, tokens of this time are waited for at once."""
@@ -26,7 +22,7 @@ class Throttle:
     then may overdraw the bytes: one larger than the bucket still passes, and what follows waits the longer.
     """
 
-    def __init__(self, connection: MqttConnection, messages: TokenBucket | None, octets: TokenBucket | None) -> None:
+    def __init__(self, connection: Connection, messages: TokenBucket | None, octets: TokenBucket | None) -> None:
         self._connection = connection
         self._traffic = connection.broker.traffic
         self._messages = messages
@@ -97,7 +93,7 @@ class Throttle:
         return 0.0, position
 
 
-def throttle_for(connection: MqttConnection, limits: LimitsConfig, now: float) -> Throttle | None:
+def throttle_for(connection: Connection, limits: LimitsConfig, now: float) -> Throttle | None:
     """The throttle the limits ask for; None when they are off."""
     messages, octets = (
         TokenBucket(rate, max(1.0, rate * limits.publish_burst_s), now) if rate else None

@@ -12,7 +12,8 @@ from assay.conformance.amqp091.bystander import AmqpBystander
 from assay.conformance.amqp091.context import AmqpCaseFunction, AmqpContext, is_among, variants_of
 from assay.conformance.bystander import BystanderError
 from assay.conformance.case import Case, CaseFunction, load_cases
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.judged import Outcome
 from assay.conformance.rules import Rule
 from assay.conformance.targets import (
     DEFAULT_CAPABILITIES,
