@@ -148,6 +148,8 @@ class Campaign:
         self.capabilities: dict[str, CapabilityValue] = {}
         self.broker: RunningTarget
         self.player: Any
+        self._last_words: list[WireLine] | None = None
+        """What was said in the last life, if its broker was replaced."""
 
     def interrupt(self, signal_name: str) -> None:
         """Of a signal: raise ``KeyboardInterrupt`` at once within a life or a start, else where the next one begins.
@@ -228,6 +230,7 @@ class Campaign:
 
     def play(self, life: AnyLife) -> None:
         """Raises :class:`ViolationError`; a broker that is gone is one, and is replaced."""
+        self._last_words = None
         try:
             with self._cut_by_signals():
                 self.player.play(life)
@@ -235,9 +238,14 @@ class Campaign:
             if self.target.start is None:
                 raise
             status = self.broker.ending()
+            self._last_words = self.transcript()
             self.renew()
             text = f"{error}; the broker {status or 'does not answer'}"
             raise ViolationError(Rule.DIED, 5, text) from error
+
+    def transcript(self) -> list[WireLine]:
+        """The last life; with another broker, its player knows nothing of it."""
+        return self.player.transcript() if self._last_words is None else self._last_words
 
     def explore(
         self,
@@ -274,7 +282,7 @@ class Campaign:
         try:
             self.play(life)
         except ViolationError as error:
-            self._note(self._as_seen(life, error, self.player.transcript(), seed, repeated=True), on_finding)
+            self._note(self._as_seen(life, error, self.transcript(), seed, repeated=True), on_finding)
         return self.so_far()
 
     def so_far(self) -> Exploration:
@@ -326,7 +334,7 @@ class Campaign:
         except ViolationError as error:
             if error.key in self.known:
                 return None
-            found = self._found = life, error, self.player.transcript()
+            found = self._found = life, error, self.transcript()
         else:
             return None
         small = self._shrunk(*found)
@@ -359,7 +367,7 @@ class Campaign:
             except ViolationError as seen:
                 may_differ = len(last[0].steps) > LONG_STEPS and not seen.waited and seen.key not in self.known
                 if seen.key == last[1].key or may_differ:
-                    last = smaller, seen, self.player.transcript()
+                    last = smaller, seen, self.transcript()
                     return True
             return False
 
@@ -381,7 +389,7 @@ class Campaign:
                 self.play(life)
             except ViolationError as again:
                 if again.key == error.key:
-                    error, transcript, repeated = again, self.player.transcript(), True
+                    error, transcript, repeated = again, self.transcript(), True
                     break
         return self._as_seen(life, error, transcript, seed, repeated=repeated)
 

@@ -69,6 +69,7 @@ def test_a_broker_that_does_not_start_again_is_a_finding_and_no_end_of_the_searc
         with pytest.raises(ViolationError, match="does not start again on its data") as seen:
             campaign.play(life)
         assert seen.value.rule is Rule.DIED
+        assert any("Restart" in line.decoded for line in campaign.transcript())
         campaign.play(life)
 
 
