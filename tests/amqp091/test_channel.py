@@ -8,14 +8,17 @@ from unittest import mock
 
 import pytest
 
+from assay.reference_broker.amqp091 import service
 from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.queue_settings import settings_of
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.config import PriorityConfig
-from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.lanes import lane_of_exact
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -589,6 +592,33 @@ def test_exact_priorities(most: int, how: str) -> None:
     else:
         said = c.consume("q")
     assert [min(int(body), most) for body in bodies(said)] == wanted
+
+
+@pytest.mark.parametrize("most", [2, 9])
+def test_queues_with_priorities_from_before_there_were_levels(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their settings named none, and whoever published chose a lane: what came then keeps its place.
+
+    They have five levels, higher ones count as the highest, and an equal declaration is equal.
+    """
+    weights = {"enabled": True, "weights": [1_000_000, 100_000, 10_000, 100, 1], "starvation_s": 0.0}
+    disk = MemoryDisk()
+    c = AmqpClient(make_node(disk))
+    c.open()
+    with monkeypatch.context() as before:
+        before.setattr(
+            service, "settings_of", lambda *args, **named: settings_of(*args, **named) | {"priority": weights}
+        )
+        c.declare("q", arguments=table(x_max_priority=most))
+    address, options = QueueAddress(queue="q"), PublishOptions(priority=Priority.NORMAL)
+    c.node.engine.publish(address, Message(topic="", payload=b"before"), NOW, None, None, options)
+    c.hear()
+    c.node.close(NOW)
+    c = AmqpClient(make_node(disk, now=NOW + 1, seed=2), now=NOW + 1)
+    c.open()
+    assert c.declare("q", arguments=table(x_max_priority=most)).name == "queue.declare-ok"
+    for level in (None, 1, 2, 3, 9, 4, 0):
+        c.publish("q", b"%d" % (level or 0), BasicProperties(priority=level))
+    assert [c.get("q").body for _ in range(8)] == [b"9", b"4", b"3", b"before", b"2", b"1", b"0", b"0"]
 
 
 @pytest.mark.parametrize("acks", [True, False])

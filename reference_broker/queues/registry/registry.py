@@ -47,6 +47,7 @@ from assay.reference_broker.queues.messages.address import (
     dead_letter_name,
     is_dead_letter,
 )
+from assay.reference_broker.queues.messages.lanes import LANES
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.memory_limit import MemoryLimit
@@ -63,6 +64,9 @@ _FREE_INTERVAL_S: Final = 1.0
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral", "priority.levels")
 """Settings that a queue keeps for life, since what is stored depends on them."""
+_LANES_OF_BEFORE: Final = {"enabled": True, "weights": [1_000_000, 100_000, 10_000, 100, 1], "starvation_s": 0.0}
+"""How queues with exact priorities were kept before there were levels: whoever published chose one of five lanes."""
+_LEVELS_OF_BEFORE: Final = {"enabled": True, "levels": LANES}
 
 
 class QueueRegistry:
@@ -135,8 +139,11 @@ class QueueRegistry:
                 self.set_aside(name, error.text)
                 continue
             if found is not None:
+                settings = found.settings
+                if settings.get("priority") == _LANES_OF_BEFORE:
+                    settings = settings | {"priority": _LEVELS_OF_BEFORE}
                 try:
-                    config = self._with_partitions(self.merged_config(name, found.settings), found.partitions)
+                    config = self._with_partitions(self.merged_config(name, settings), found.partitions)
                 except QueueError as error:
                     self.set_aside(name, f"its settings in queue.json: {error.text}")
                     continue
