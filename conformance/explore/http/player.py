@@ -36,7 +36,7 @@ from assay.conformance.wire.http import HTTP_11, AnswerReader, HttpAnswer, Malfo
 
 _API = "/api/v1/queues"
 _SESSION_S = 86_400
-"""Of consumers that stay away; longer than clocks move while they are there."""
+"""Of consumers that stay away, longer than clocks move while they are there; those of dead letters have the default."""
 _IDLE_S = 1.0
 """A connection that rests for longer may be ended by its server at any time: the next request goes on a new one."""
 _WAIT_S = 50.0
@@ -56,7 +56,10 @@ def _accused(rule: HttpRule, text: str, *clauses: str, waited: bool = False) -> 
 class HttpClient(QueueClient):
     asked: deque[tuple[str, Heard | None]] = field(default_factory=deque)
     """Requests without an answer, and who is to hear it; None: it is kept."""
-    kept: deque[HttpAnswer] = field(default_factory=deque)
+    kept: deque[HttpAnswer | None] = field(default_factory=deque)
+    """None: the server ended the connection behind another answer, as it may, and nobody knows."""
+    closing: bool = False
+    """It has said that it will."""
     used_at: float = 0.0
     polls: bool = False
     leaves: bool = False
@@ -98,7 +101,7 @@ class HttpPlayer(QueuePlayer):
         """Its connection, or a new one in place of one that its server may be about to end."""
         client = self.client(name)
         assert isinstance(client, HttpClient)
-        if not client.asked and time.monotonic() - client.used_at > _IDLE_S:
+        if not client.asked and (client.closing or time.monotonic() - client.used_at > _IDLE_S):
             self.drop(client)
             client = self._in_place_of(client)
         return client
@@ -147,6 +150,7 @@ class HttpPlayer(QueuePlayer):
                 if not wire.asked:
                     raise _accused(HttpRule.FORM, f"{wire.name}: an answer that nobody asked for")
                 _, heard = wire.asked.popleft()
+                wire.closing = answer.head.header("connection").lower() == "close"
                 if heard is None:
                     wire.kept.append(answer)
                 else:
@@ -159,6 +163,9 @@ class HttpPlayer(QueuePlayer):
         self.drop(wire)
         if self.unheard or not self.is_current(wire) or wire.leaves:
             return
+        if wire.closing:
+            wire.kept += [None] * len(wire.asked)
+            wire.asked.clear()
         if wire.asked:
             text = f"{wire.name}: the connection ends in place of an answer to {wire.asked[0][0]}"
             raise _accused(HttpRule.UNANSWERED, text)
@@ -187,9 +194,12 @@ class HttpPlayer(QueuePlayer):
         return figures
 
     def _advance(self, seconds: int) -> None:
-        if self.capabilities.get("clock", False) and seconds >= _SESSION_S:
-            for number in [client.consumer for client in self.clients.values() if client.member is not None]:
-                self._leave(number, plan.Leaving.DISCONNECT)  # who is silent for so long is out, some time
+        """Who is silent for the session timeout of its queue is out, some time: it leaves before."""
+        if self.capabilities.get("clock", False):
+            for client in list(self.clients.values()):
+                member = client.member
+                if member is not None and (member.group.is_dead or seconds >= _SESSION_S):
+                    self._leave(client.consumer, plan.Leaving.DISCONNECT)
         super()._advance(seconds)
 
     def _clean_up(self) -> None:

@@ -556,7 +556,9 @@ class Oracle(Limits, Settlements):
                 copy.failed_round = self.round
                 continue
             if spot.holder is None:
-                spots |= {spot, spot._replace(released=False)}  # a delivery that was given back may count after all
+                spots.add(spot)
+            if spot.released:  # it may count after all, and have been the last one
+                spots |= self._failed(copy, spot.deliveries, self.now, self.now)
             if self.may_flow(copy, spot, members):
                 spots |= self._failed(copy, spot.next_count, self.now, self.now)
                 copy.failed_round = self.round

@@ -14,6 +14,7 @@ from assay.conformance.explore.queues import life as plan
 from assay.conformance.explore.queues.life import ConsumerPlan, GroupPlan, QueueLife, QueuePlan
 from assay.conformance.explore.rules import ViolationError
 from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import EVERYONE
 from assay.conformance.targets import load_target
 from tests.conformance.explore.test_found_bugs import nursery as nursery
 from tests.conformance.explore.test_queue_lives import explore
@@ -80,6 +81,16 @@ def test_the_sound_broker_is_not_accused(nursery: Nursery) -> None:
     ):
         assert what in sent, what
     assert found.lives >= 6
+    assert [each.replay for each in found.findings if each.counts] == [], f"seed {SEED}"
+
+
+@pytest.mark.parametrize("group", [name for name, suites in EVERYONE.items() if "http" in suites])
+def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
+    """Answers that are late, in pieces, and the last of their connections; other words and members."""
+    with Campaign(load_target("reference"), game="http", mutant=group, nursery=nursery) as campaign:
+        campaign.play(WHOLE)
+        found = campaign.explore(3, SEED, max_findings=1)
+    assert found.lives >= 3
     assert [each.replay for each in found.findings if each.counts] == [], f"seed {SEED}"
 
 

@@ -331,6 +331,13 @@ def test_what_was_given_back_untried_is_not_counted_but_for_a_kill() -> None:
     bench.ask(member, message, verb="release")(True)
     bench.dies()
     bench.gives(bench.join("again"), message, 0, count=2)
+    once = Bench(max_retries=0)
+    member, message = once.join(), once.publish()
+    once.gives(member, message, 0)
+    once.ask(member, message, verb="release")(True)
+    assert not once.copy(message).may(Kind.DEAD)
+    once.dies()
+    assert once.copy(message).may(Kind.DEAD)
 
 
 def test_nothing_becomes_of_what_a_queue_in_memory_had_in_a_transaction() -> None:
