@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -37,7 +36,6 @@ from assay.reference_broker.routing.message import Message
 if TYPE_CHECKING:
     from assay.reference_broker.server.tcp import NodeDriver
 
-log = logging.getLogger(__name__)
 _MAX_REASON = 1_024
 
 

@@ -21,7 +21,6 @@ PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"
 SLASH: Final = "\0"
 """Stands for a slash within a segment of a path, which was sent as %2F. No name has a NUL."""
-_BODY_METHODS: Final = ("POST", "PUT", "PATCH")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Awaitable[Any]])
 _T = TypeVar("_T")
 

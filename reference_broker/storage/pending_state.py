@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.store import PendingRecord
 from assay.reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
 
 SHARDS = 8
@@ -30,16 +30,6 @@ class PendingState:
     def records(self) -> list[PendingRecord]:
         """All entries by partition and offset."""
         return sorted(entry for shard in self.shards for entry in shard.values())
-
-    def cursor_records(self) -> dict[int, CursorRecord]:
-        """Each partition's cursor, and the lowest offset that is not settled."""
-        committed = dict(self.cursors)
-        for shard in self.shards:
-            for partition, offset in shard:
-                committed[partition] = min(committed.get(partition, offset), offset)
-        return {
-            partition: CursorRecord(cursor, committed[partition]) for partition, cursor in sorted(self.cursors.items())
-        }
 
     def put(self, entry: PendingRecord) -> None:
         """Set an entry, whatever was there."""

@@ -16,7 +16,6 @@ from assay.reference_broker.queues.messages.publish_options import Priority
 
 LANES = len(Priority)
 NORMAL = Priority.NORMAL.value
-SPECIAL_LANES = tuple(lane.value for lane in Priority if lane is not Priority.NORMAL)
 LANE_STRIDE = 65_536
 """Distance of a lane's place numbers in the group log: a queue has fewer partitions than that."""
 NO_OFFSET = 2**63 - 1

@@ -16,9 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from assay.reference_broker.storage.disk import Disk
-from assay.reference_broker.storage.file_names import parse_segment_name
 
-QUEUES_FOLDER = "queues"
 GROUPS_FOLDER = "groups"
 CONFIG_PATH = "config/queues.json"
 STATE_NAME = "state.json"
@@ -29,7 +27,6 @@ _MAX_CONFIG_VERSION = 2
 _MAX_GROUP_VERSION = 2
 _MAX_DEPTH = 32
 _MAX_FOLDERS = 200_000
-_MAX_PARTITION_DIGITS = 10
 _Decoded = TypeVar("_Decoded")
 
 
@@ -312,18 +309,6 @@ def _check_natural(what: str, *numbers: int) -> None:
             raise FluxMQFileError(message)
 
 
-def read_file(disk: Disk, path: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
-    """A whole file. Raises :class:`OSError`, and :class:`FluxMQFileError` when it is larger than the limit."""
-    file = disk.open(path)
-    try:
-        if file.size > limit:
-            message = f"{path} has {file.size} bytes; at most {limit} are read"
-            raise FluxMQFileError(message)
-        return file.read_at(0, file.size)
-    finally:
-        file.close()
-
-
 def find_groups(disk: Disk) -> list[str]:
     """Paths of the later generation's group files, ``groups/<queue>/<group>.json``. Raises as :func:`find_logs`."""
     found: list[str] = []
@@ -351,28 +336,9 @@ def _walk(disk: Disk, root: str, children: Callable[[str, list[str]], list[str]]
         waiting += [(f"{path}/{name}", depth + 1) for name in children(path, names)] if names else []
 
 
-def _has_segments(disk: Disk, folder: str) -> bool:
-    return any(parse_segment_name(name) is not None for name in _folder(disk, folder))
-
-
 def _folder(disk: Disk, path: str) -> list[str]:
     """Names in a folder; none when the path is a file."""
     try:
         return disk.list(path)
     except NotADirectoryError:
         return []
-
-
-class _QueueName(msgspec.Struct, frozen=True):
-    name: str
-
-
-def _queue_name(disk: Disk, folder: str) -> str:
-    plain = folder.removeprefix(f"{QUEUES_FOLDER}/")
-    path = f"{folder}/queue.json"
-    if not disk.exists(path):
-        return plain
-    try:
-        return msgspec.json.decode(read_file(disk, path), type=_QueueName).name or plain
-    except (msgspec.DecodeError, UnicodeDecodeError, FluxMQFileError):
-        return plain

@@ -12,8 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import pairwise
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,34 +20,17 @@ from assay.reference_broker.storage.disk import Disk
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
-DELAY_INDEX_NAME = "delay.index"
 OFFSETS_NAME = "offsets.json"
 LOGS_FOLDER = "logs"
 SEGMENT_BYTES = 64 * 1024 * 1024
 INDEX_INTERVAL_BYTES = 4_096
-MAX_INDEX_BYTES = 64 * 1024 * 1024
 MAX_OFFSETS_BYTES = 64 * 1024 * 1024
 _OFFSET_DIGITS = 20
 _PAIR = struct.Struct(">qq")
-_MAX_PARTITION_DIGITS = 10
 
 
 class GoQueueFileError(ValueError):
     """The bytes are not a sound file of the kind expected. Indexes can be rebuilt from their segment."""
-
-
-class IndexEntry(NamedTuple):
-    """An entry of ``.index``."""
-
-    offset: int
-    position: int
-
-
-class TimeIndexEntry(NamedTuple):
-    """An entry of ``.timeindex``."""
-
-    timestamp_ns: int
-    offset: int
 
 
 class PartitionOffset(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,37 +77,6 @@ def segment_bases(disk: Disk, folder: str) -> list[int]:
 def encode_index(entries: Sequence[tuple[int, int]]) -> bytes:
     """The bytes of an ``.index`` (offset, position) or ``.timeindex`` (timestamp in ns, offset)."""
     return b"".join(_PAIR.pack(*entry) for entry in entries)
-
-
-def decode_index(data: bytes) -> list[IndexEntry]:
-    """Raises :class:`GoQueueFileError` when the size is odd or offsets or positions do not grow."""
-    entries = [IndexEntry(*pair) for pair in _pairs(data)]
-    if entries and (entries[0].offset < 0 or entries[0].position < 0):
-        raise GoQueueFileError("the first entry is negative")
-    for number, (before, entry) in enumerate(pairwise(entries), start=1):
-        if entry.offset <= before.offset or entry.position <= before.position:
-            message = f"entry {number} does not grow: {before} is followed by {entry}"
-            raise GoQueueFileError(message)
-    return entries
-
-
-def decode_time_index(data: bytes) -> list[TimeIndexEntry]:
-    """Raises :class:`GoQueueFileError` when the size is odd or offsets do not grow. Clocks may step back."""
-    entries = [TimeIndexEntry(*pair) for pair in _pairs(data)]
-    if entries and entries[0].offset < 0:
-        raise GoQueueFileError("the first entry is negative")
-    for number, (before, entry) in enumerate(pairwise(entries), start=1):
-        if entry.offset <= before.offset:
-            message = f"entry {number} does not grow: {before} is followed by {entry}"
-            raise GoQueueFileError(message)
-    return entries
-
-
-def _pairs(data: bytes) -> list[tuple[int, int]]:
-    if len(data) > MAX_INDEX_BYTES or len(data) % _PAIR.size:
-        message = f"{len(data)} bytes are not whole entries of {_PAIR.size}, at most {MAX_INDEX_BYTES} in all"
-        raise GoQueueFileError(message)
-    return [(first, second) for first, second in _PAIR.iter_unpack(data)]
 
 
 def encode_offsets(offsets: GroupOffsets) -> bytes:

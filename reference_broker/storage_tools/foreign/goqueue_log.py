@@ -6,7 +6,7 @@ damaged range with sound messages behind it is kept apart from the tail, where a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -30,7 +30,6 @@ from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     GoQueueProblem,
     claimed_size,
     decode_message,
-    detect_layout,
     encode_message,
     has_sound_body,
     message_size,
@@ -53,15 +52,6 @@ class SoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     message: GoQueueMessage
 
 
-class SegmentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk over the segments of a folder meets."""
-
-    path: str
-    """Of the segment file."""
-    layout: GoQueueLayout
-    found: SoundMessage | Damage
-
-
 class WrittenSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment written by an export."""
 
@@ -70,45 +60,6 @@ class WrittenSegment(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     size: int
     """Bytes of the ``.log`` file."""
-
-
-def find_layout(disk: Disk, folder: str) -> GoQueueLayout | None:
-    """The layout of the first segment of a folder that has a message; None when that is damaged. Raises OSError."""
-    for base_offset in segment_bases(disk, folder):
-        file = disk.open(f"{folder}/{file_name(base_offset)}")
-        try:
-            if file.size:
-                return _layout_of(file)
-        finally:
-            file.close()
-    return None
-
-
-def _layout_of(file: DiskFile) -> GoQueueLayout | None:
-    return detect_layout(file.read_at(0, GoQueueLayout.V34.max_message_bytes))
-
-
-def walk_folder(disk: Disk, folder: str, *, layout: GoQueueLayout | None = GoQueueLayout.V34) -> Iterator[SegmentPart]:
-    """All messages of a partition in the order of their offsets, and the damage between them. Raises OSError.
-
-    ``layout`` None: each segment's own, found by the checksum of its first message (the 34-byte layout if that is
-    damaged), since a GoQueue that was upgraded leaves older segments as they are.
-    """
-    bases = segment_bases(disk, folder)
-    least_offset = 0
-    for number, base_offset in enumerate(bases):
-        path = f"{folder}/{file_name(base_offset)}"
-        least_offset = max(least_offset, base_offset)
-        end_offset = bases[number + 1] if number + 1 < len(bases) else None
-        file = disk.open(path)
-        try:
-            used = layout or _layout_of(file) or GoQueueLayout.V34
-            for found in walk_messages(file, layout=used, base_offset=least_offset, end_offset=end_offset):
-                if isinstance(found, SoundMessage):
-                    least_offset = found.message.offset + 1
-                yield SegmentPart(path=path, layout=used, found=found)
-        finally:
-            file.close()
 
 
 def walk_messages(
@@ -343,18 +294,3 @@ class GoQueueLogWriter:
             path = path.rpartition("/")[0]
         self._disk.sync_folder("")
         return list(self.written)
-
-
-def write_folder(
-    disk: Disk,
-    folder: str,
-    messages: Iterable[GoQueueMessage],
-    *,
-    layout: GoQueueLayout = GoQueueLayout.V34,
-    segment_bytes: int = SEGMENT_BYTES,
-) -> list[WrittenSegment]:
-    """A partition folder with these messages, whose offsets grow, synced. Raises as :class:`GoQueueLogWriter`."""
-    writer = GoQueueLogWriter(disk, folder, layout=layout, segment_bytes=segment_bytes)
-    for message in messages:
-        writer.add(message)
-    return writer.close()

@@ -23,7 +23,6 @@ from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
     decode_pending_shard,
     decode_queue_configurations,
     find_groups,
-    read_file,
 )
 from assay.sim.disk import SimDisk
 
@@ -274,8 +273,3 @@ def test_walks_and_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     make(wide, *(f"groups/q/{number}/x" for number in range(30)))
     with pytest.raises(FluxMQFileError, match="more than 20"):
         find_groups(wide)
-    make(wide, "big")
-    wide.open("big").append(bytes(11))
-    assert read_file(wide, "big", limit=11) == bytes(11)
-    with pytest.raises(FluxMQFileError, match="big has 11 bytes"):
-        read_file(wide, "big", limit=10)

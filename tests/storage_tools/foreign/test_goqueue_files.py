@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from datetime import UTC, datetime
 
 import pytest
@@ -14,9 +13,7 @@ from assay.reference_broker.storage_tools.foreign.goqueue_files import (
     GroupOffsets,
     PartitionOffset,
     TopicOffsets,
-    decode_index,
     decode_offsets,
-    decode_time_index,
     encode_index,
     encode_offsets,
     file_name,
@@ -34,38 +31,7 @@ def test_names() -> None:
 
 def test_index_entries_are_pairs_of_big_endian_numbers() -> None:
     data = bytes.fromhex("0000000000000005000000000000000000000000000000090000000000001234")
-    assert decode_index(data) == [(5, 0), (9, 0x1234)]
     assert encode_index([(5, 0), (9, 0x1234)]) == data
-    assert decode_time_index(encode_index([(-5, 1), (-9, 2)])) == [(-5, 1), (-9, 2)]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"x", bytes(17), struct.pack(">qqqq", 5, 0, 5, 1), struct.pack(">qqqq", 5, 9, 6, 9), struct.pack(">qq", -1, 0)],
-)
-def test_a_damaged_index_is_refused(data: bytes) -> None:
-    with pytest.raises(GoQueueFileError):
-        decode_index(data)
-
-
-@pytest.mark.parametrize(("first", "second"), [(-1, 0), (0, -1)])
-def test_no_index_begins_below_zero(first: int, second: int) -> None:
-    """A timestamp may lie before 1970; an offset or a position may not."""
-    data = struct.pack(">qq", first, second)
-    with pytest.raises(GoQueueFileError, match="negative"):
-        decode_index(data)
-    if second < 0:
-        with pytest.raises(GoQueueFileError, match="negative"):
-            decode_time_index(data)
-    else:
-        assert decode_time_index(data) == [(first, second)]
-    assert decode_index(struct.pack(">qq", 0, 0)) == [(0, 0)]
-    assert decode_index(b"") == decode_time_index(b"") == []
-
-
-def test_a_time_index_must_grow_in_offsets() -> None:
-    with pytest.raises(GoQueueFileError, match="does not grow"):
-        decode_time_index(struct.pack(">qqqq", 5, 3, 6, 3))
 
 
 def test_committed_offsets_as_goqueue_writes_them() -> None:
@@ -118,8 +84,7 @@ def test_damaged_committed_offsets_are_refused(data: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b'{"group_id"']))
 def test_random_bytes_give_an_answer_or_the_right_error(data: bytes, prefix: bytes) -> None:
-    for decode in (decode_index, decode_time_index, decode_offsets):
-        try:
-            decode(prefix + data)
-        except GoQueueFileError as error:
-            assert str(error)
+    try:
+        decode_offsets(prefix + data)
+    except GoQueueFileError as error:
+        assert str(error)

@@ -14,7 +14,7 @@ from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.reference_broker.storage.memory_disk import MemoryDisk
-from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage, walk_folder, write_folder
+from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage
 from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     ControlMarker,
     GoQueueFlag,
@@ -35,6 +35,7 @@ from assay.reference_broker.storage_tools.foreign.goqueue_records import (
     to_message,
     to_record,
 )
+from tests.storage_tools.foreign.goqueue_folders import walk_folder, write_folder
 
 FLAG_BITS = st.sampled_from([0, 1, 4, 5, 8, 9, 12, 24, 25, 28, 29])
 NAMES = st.sampled_from([b"a", b"_a", b"__a", b"_topic", b"_priority", b"_goqueue_flags", b"assay.x", b"assay._x", b""])
