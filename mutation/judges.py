@@ -26,6 +26,7 @@ UNIT_FOLDERS = (
     "tests/queues",
     "tests/core",
     "tests/mqtt",
+    "tests/amqp091",
     "tests/storage",
     "tests/storage_tools",
     "tests/server",
@@ -40,7 +41,9 @@ _TIMES_SLOWER = 4
 _SAID = 300
 _COMMAND = ("-m", "assay.cli")
 _CASES = ("-m", "mutation.black_box", "cases")
-_SUITES = ("mqtt311", "mqtt5", "queue")
+_SUITES = ("mqtt311", "mqtt5", "queue", "amqp091")
+_JUDGED_ON = ("reference", "reference-amqp091")
+"""Targets whose cases a broker of target ``reference`` passes, too."""
 _LIVES = 100
 _QUEUE_LIVES = 60
 _TINY_LIVES = 30
@@ -255,7 +258,7 @@ class Suites(Judge):
         self._cases: dict[str, list[str]] = {}
         for case in load_cases().values():
             area = f"{case.spec}/{case.area}"
-            if case.spec in _SUITES and case.judged_on == "reference" and (not areas or area in areas):
+            if case.spec in _SUITES and case.judged_on in _JUDGED_ON and (not areas or area in areas):
                 self._cases.setdefault(case.spec, []).append(case.id)
 
     def parts(self) -> list[Part]:
@@ -304,7 +307,9 @@ def all_judges() -> list[Judge]:
     return [
         UnitTests("unit tests"),
         Commands("model", "-m assay.sim.queue_model --examples 40 --seed 1"),
-        Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed 1 --shrink-for-s 0"),
+        Commands(
+            "fuzz", *(f"{run} fuzz {what} --packets 6000 --seed 1 --shrink-for-s 0" for what in ("mqtt", "amqp091"))
+        ),
         Commands("simulation", *(f"{run} sim run {name} --seed 1" for name in _SCENARIOS)),
         Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
         Commands("explore queues", f"-m mutation.black_box queues {_QUEUE_LIVES} 1", black_box=True),

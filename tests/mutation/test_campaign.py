@@ -23,7 +23,7 @@ from mutation.campaign import (
     plan_of,
     read_plan,
 )
-from mutation.judges import Bench, Commands, Judge, Opinion, Outcome, Suites, UnitTests
+from mutation.judges import UNIT_FOLDERS, Bench, Commands, Judge, Opinion, Outcome, Suites, UnitTests
 from mutation.operators import Mutant, mutants_of
 from mutation.reach import Check, Part, Reach
 from mutation.report import Rate, diff
@@ -63,6 +63,18 @@ def _judges() -> list[Judge]:
         Commands("nothing", NEVER_READ),
         Suites("conformance", ["mqtt5/utf8"]),
     ]
+
+
+def test_every_part_of_the_broker_has_its_tests_and_its_suite_among_the_judges() -> None:
+    """AMQP 0.9.1 had neither, so that its mutants were reached by lives alone."""
+    with_tests = {part.name for part in (ROOT / "reference_broker").iterdir() if (ROOT / "tests" / part.name).is_dir()}
+    asked = {folder.removeprefix("tests/") for folder in UNIT_FOLDERS}
+    assert asked <= with_tests
+    # What the environment of the tool has no extras for, and what is no part of a broker.
+    assert with_tests - asked <= {"http", "grpc_api", "schemas", "coap", "clients", "commands", "embedded", "trace"}
+    suites = {part.name: len(part.arguments) for part in Suites("conformance").parts()}
+    assert suites.keys() == {"mqtt311", "mqtt5", "queue", "amqp091"}
+    assert min(suites.values()) > 100
 
 
 @pytest.mark.timeout(600)
