@@ -252,6 +252,20 @@ def test_it_is_stated_anew_when_it_has_grown(bench_with: BenchWith, monkeypatch:
     assert joined(bench).values == ["first", *[f"l{number}" for number in range(100)]]
 
 
+def test_a_start_reads_record_by_record_and_writes_nothing(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "READ_RECORDS", 1)
+    disk = MemoryDisk()
+    bench = bench_with(disk, max_depth=3, overflow="drop_oldest")
+    publish(bench, *[f"m{number}" for number in range(9)])
+    (name,) = [name for name in disk.list("queues/q/departures") if name.endswith(".seg")]
+    size = disk.open(f"queues/q/departures/{name}").size
+    restarts(bench)
+    assert disk.open(f"queues/q/departures/{name}").size == size
+    assert joined(bench, cursor=EARLIEST).values == ["m6", "m7", "m8"]
+
+
 @pytest.mark.parametrize("mode", list(Persistence))
 @pytest.mark.parametrize("seed", range(6))
 def test_after_a_loss_of_power_nothing_kept_is_lost(bench_with: BenchWith, mode: Persistence, seed: int) -> None:
@@ -268,9 +282,10 @@ def test_after_a_loss_of_power_nothing_kept_is_lost(bench_with: BenchWith, mode:
                 job.run()
         disk.power_loss((mode,))
         bench.engine = bench._open()
-    for number in range(5):
-        publish(bench, f"n{number}")
-    assert joined(bench).values == ["n2", "n3", "n4"]
+    publish(bench, "n0", "n1", "n2")
+    restarts(bench)
+    publish(bench, "n3", "n4")
+    assert joined(bench, cursor=EARLIEST).values == ["n2", "n3", "n4"]
 
 
 def test_what_is_gone_amid_is_passed_though_it_never_expires(bench_with: BenchWith) -> None:

@@ -83,18 +83,21 @@ class Departures:
         at = log.start_offset
         while records := log.read(at, READ_RECORDS):
             for record in records:
-                self._take(record.key or b"", record.value or b"")
+                self._take(record.key, record.value or b"")
             at = records[-1].offset + 1
-        ends = {partition.index: partition.log.next_offset for partition in self._partitions}
-        beyond = [index for index, known in self._known.items() if index in ends and known.end > ends[index]]
+        beyond = [
+            (partition.index, partition.log.next_offset)
+            for partition in self._partitions
+            if (known := self._known.get(partition.index)) is not None and known.end > partition.log.next_offset
+        ]
         if beyond:
-            log.append([NewRecord(0, _REWIND_KEY, _REWIND.pack(index, ends[index]), ()) for index in beyond])
+            log.append([NewRecord(0, _REWIND_KEY, _REWIND.pack(index, end), ()) for index, end in beyond])
             failure = sync_now(log)
             if failure is not None:
                 message = f"a sync failed while a queue was opened: {failure.strerror or failure}"
                 raise LogError(message, sticky=True) from failure
-            for index in beyond:
-                self._known[index].cut(ends[index])
+            for index, end in beyond:
+                self._known[index].cut(end)
         assert self._point is not None
         if log.needs_sync:
             self._agenda.unsynced[self._point] = None
@@ -105,7 +108,7 @@ class Departures:
                 else:
                     partition.open_expiry().restore_gone(range(first, end))
 
-    def _take(self, key: bytes, value: bytes) -> None:
+    def _take(self, key: bytes | None, value: bytes) -> None:
         if key == _GONE_KEY and len(value) % _INTERVAL.size == _PARTITION.size:
             (index,) = _PARTITION.unpack_from(value)
             known = self._known.setdefault(index, Intervals())
