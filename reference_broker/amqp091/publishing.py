@@ -109,9 +109,12 @@ class Publishing:
         """All before it are answered."""
         self._beyond: dict[int, int] = {}
         """Tags above it that are answered: the first and behind the last."""
-        self._plans: Known[Head, _Plan] = Known(channel.connection.broker.engine.known, _MOST_PLANS)
+        memory = channel.connection.broker.engine.known
+        self._plans: Known[Head, _Plan] = Known(memory, _MOST_PLANS)
+        self._routes: Known[tuple[str, str], tuple[str, ...]] = Known(memory, _MOST_PLANS)
+        """Queues by exchange and routing key, where headers say nothing of that and the client may publish so."""
         self._basis: tuple[int, int, object] = (-1, -1, None)
-        """Of what stands the plans were made."""
+        """Of what stands the plans and the routes were made."""
         self._answered: list[tuple[int, int, bool]] = []
         """Tags that are decided and not answered yet: the first, behind the last, and whether they failed."""
 
@@ -233,6 +236,7 @@ class Publishing:
         if basis != self._basis:
             self._basis = basis
             self._plans.let_go()
+            self._routes.let_go()
 
     def _plan(self, head: Head) -> _Plan:
         """Raises :class:`AmqpError` where the client may not publish so."""
@@ -241,18 +245,24 @@ class Publishing:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
         name, routing_key, properties = stripped(head.exchange), head.routing_key, head.properties
         headers = properties.headers or ()
-        self._check_keys(name, routing_key, headers)
+        way = (name, routing_key)
+        queues = None if headers else self._routes.answers.get(way)
+        if queues is None:
+            self._check_keys(name, routing_key, headers)
         user, own = properties.user_id, channel.connection.asserted_name
         if user is not None and user != own:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{own[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
         if properties.reply_to == REPLY_TO:
             properties = msgspec.structs.replace(properties, reply_to=name_of(channel.consuming))
-        vhost, service = channel.vhost, channel.service
-        queues = vhost.route(name, routing_key, headers).queues
-        if [queue for queue in queues if not service.exists(vhost, queue)]:
-            # They were deleted over another protocol, and their bindings are gone with them now.
+        if queues is None:
+            vhost, service = channel.vhost, channel.service
             queues = vhost.route(name, routing_key, headers).queues
+            if [queue for queue in queues if not service.exists(vhost, queue)]:
+                # They were deleted over another protocol, and their bindings are gone with them now.
+                queues = vhost.route(name, routing_key, headers).queues
+            if not headers and not is_reply_name(routing_key):
+                self._routes.remember(way, queues, len(routing_key), _PLAN_BYTES + _ROUTE_BYTES * len(queues))
         is_reply = not name and (bool(headers) or is_reply_name(routing_key))
         stream = "" if queues or name else committed_stream(routing_key)
         is_topical = name == rights.TOPICS
@@ -477,6 +487,7 @@ class Publishing:
     def end(self) -> None:
         """The channel is over: nothing is answered any more."""
         self._plans.let_go()
+        self._routes.let_go()
         self._answered.clear()
         if self._transaction is not None:
             self._transaction.give_room_back(self._channel)

@@ -11,6 +11,7 @@ import pytest
 from assay.reference_broker.amqp091 import service
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.queue_settings import settings_of
+from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
@@ -551,6 +552,24 @@ def test_a_user_id_must_be_ones_own() -> None:
     c = client()
     c.declare("q")
     closed(c.publish("q", b"x", BasicProperties(user_id="somebody")), 406)
+
+
+def test_messages_with_ids_of_their_own_are_routed_once_for_a_key_until_something_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    route = VirtualHost.route
+    monkeypatch.setattr(VirtualHost, "route", lambda self, *args: (asked.append(args[1]), route(self, *args))[1])
+    c = client()
+    c.declare("q")
+    for number in range(9):
+        if number == 3:
+            c.say(1, "queue.bind", "q", "amq.direct", "a", False, ())
+        elif number == 6:
+            c.say(1, "queue.unbind", "q", "amq.direct", "a", ())
+        c.publish("a", b"%d" % number, BasicProperties(message_id=f"m{number}"), exchange="amq.direct")
+    assert [c.get("q").body for _ in range(4)] == [b"3", b"4", b"5", b""]
+    assert len(asked) <= 4
 
 
 def test_messages_go_by_priority_and_within_one_in_order() -> None:
