@@ -28,6 +28,9 @@ _TRIM_INTERVAL_S = 1.0
 class Trimmer(Protocol):
     """Who frees what groups need no more, and holds back what they write until there is a place for it."""
 
+    is_new: bool
+    """It is not made yet."""
+
     def trim(self) -> None:
         """Free log space that no group needs."""
 
@@ -82,6 +85,8 @@ class GroupState(SyncPoint, ABC):
         self.moved: dict[GroupPartition, None] = {}
         """Partitions whose cursor moved without a delivery."""
         self._confirms: list[Confirm] = []
+        self.is_leaving = False
+        """It is being deleted."""
         self.is_new = False
         """A loss of power may yet undo where it begins: until a sync has covered that, nobody is told that it is there,
         and nothing is delivered from it."""
@@ -270,7 +275,7 @@ class GroupState(SyncPoint, ABC):
 
     def write(self, now: float) -> None:
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
-        if self.owner.holds(self):
+        if (self.owner.is_new or self.is_leaving) and self.owner.holds(self):
             return
         for place in self.moved:
             self.log.move_cursor(place.number, place.cursor)

@@ -587,12 +587,14 @@ class DurableQueue(EnqueuePath):
             self._leave_mark(group)
             self._agenda.forget(group)
             group.close_log()
+            group.is_leaving = True
             self.leaving[group] = SyncPoint(self._files.remove_group(group.group_id))
             self._when_done(self.leaving[group], partial(self._group_removed, group))
         self._when_done(self.leaving[group], on_done)
 
     def _group_removed(self, group: ConsumerGroup, error: QueueError | None) -> None:
         self.leaving.pop(group, None)
+        group.is_leaving = False
         if error is None:
             self._drop_group(group)
         elif group.failure is None:
