@@ -78,7 +78,8 @@ WHERE f.anomaly IS NOT NULL
 MQTT_SESSION: Final = """
 WITH placed AS (
     SELECT *, lag(struct(expiry_ns, inv_idx, end_ns)) OVER (PARTITION BY run_id, session ORDER BY inv_idx) AS previous,
-           coalesce(bool_or(status = 'ok' AND expiry_ns <> 0) OVER earlier, FALSE) AS is_known,
+           last(if(status = 'ok' AND expiry_ns <> 0, struct(expiry_ns, inv_idx, alive_ns), NULL), TRUE) OVER earlier
+           AS accepted,
            last(if(status = 'fail', NULL, struct(expiry_ns, inv_idx, alive_ns)), TRUE) OVER earlier AS before
     FROM {links}
     WINDOW earlier AS (PARTITION BY run_id, session ORDER BY inv_idx ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
@@ -87,8 +88,9 @@ judged AS (
     SELECT *, CASE
         WHEN present AND previous IS NULL THEN 'S2'
         WHEN present AND previous.expiry_ns >= 0 AND inv_ns > previous.end_ns + previous.expiry_ns + :late_ns THEN 'S2?'
-        WHEN NOT present AND is_known AND before IS NOT NULL AND NOT (
-             expiry_ns >= 0 AND ok_ns >= coalesce(before.alive_ns, inv_ns) + before.expiry_ns - :early_ns) THEN 'S1?'
+        WHEN NOT present AND accepted IS NOT NULL AND NOT (expiry_ns >= 0 AND ok_ns + :early_ns >= least(
+             coalesce(before.alive_ns, inv_ns) + before.expiry_ns,
+             coalesce(accepted.alive_ns, inv_ns) + accepted.expiry_ns)) THEN 'S1?'
         END AS anomaly
     FROM placed WHERE status = 'ok' AND expiry_ns <> 0
 ),
@@ -98,7 +100,7 @@ hidden AS (  -- the network may have kept an end from the broker, or a clock was
 ),
 lost_state AS (
     SELECT DISTINCT j.run_id, j.ok_idx FROM judged j JOIN {faults} f ON f.run_id = j.run_id AND f.destroys
-    WHERE j.anomaly = 'S1?' AND f.from_idx < j.ok_idx AND j.before.inv_idx < f.destroyed_to
+    WHERE j.anomaly = 'S1?' AND f.from_idx < j.ok_idx AND j.accepted.inv_idx < f.destroyed_to
 )
 SELECT j.run_id, 'mqtt_session' AS checker, left(j.anomaly, 2) AS anomaly,
        if(l.ok_idx IS NULL, 'safety', 'quality') AS severity, '' AS queue, j.session AS consumer_group, '' AS value,
