@@ -132,12 +132,11 @@ def run_schedule(
             ),
             [],
         )
-    verdict, unproved = outcome.verdict, outcome.judgement.reasons
-    set_aside = verdict is Verdict.UNKNOWN and _set_aside_lawfully(outcome)
-    if set_aside:
+    verdict, reasons = outcome.verdict, outcome.judgement.reasons if outcome.verdict is Verdict.UNKNOWN else []
+    set_aside = any(map(_is_stuck, reasons)) and _set_aside_lawfully(outcome)
+    unproved = [reason for reason in reasons if not (set_aside if _is_stuck(reason) else scenario.faults)]
+    if verdict is Verdict.UNKNOWN and not unproved:
         verdict = Verdict.PASS
-    if verdict is not Verdict.UNKNOWN:
-        unproved = []
     findings = [*outcome.findings, *map(_unproved, unproved)]
     classes = classes_of(findings)
     return (
@@ -169,12 +168,17 @@ def _set_aside_lawfully(outcome: SimOutcome) -> bool:
     )
 
 
+def _is_stuck(reason: str) -> bool:
+    return "drained" in reason
+
+
 def _unproved(reason: str) -> Finding:
     """Everything had healed and there was time enough: a queue that cannot be read to its end is stuck.
 
-    That nothing happened at all is something else: no smaller form of a stuck queue is to be so small.
+    That nothing happened at all is something else: no smaller form of a stuck queue is to be so small. Faults may last
+    as long as the workload.
     """
-    anomaly = "F8" if "drained" in reason else "nothing happened"
+    anomaly = "F8" if _is_stuck(reason) else "nothing happened"
     return Finding(checker=LIVENESS, anomaly=anomaly, severity=Severity.SAFETY, message=reason)
 
 
