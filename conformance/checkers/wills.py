@@ -5,12 +5,15 @@ never answered (``info``). The broker may have noticed the end as early as its l
 alive_ns. ``back`` is the client's next connection of the same session (accepted and resumed), x the will's delay::
 
     W1 = {(w, g) : w.status = ok, closed(Q, g), g subscribed before w.inv_idx, no delivery of w to g, no crash overlaps
-          (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, the client did not try to come back before
+          (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, no fault of a REFUSING kind overlaps (the broker's
+          last start, w.end) or began within x + PATIENCE_NS of it, the client did not try to come back before
           w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
                                                                                                  MQTT-3.1.2-8, 3.1.3-9
     W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
           its end; or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
     W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
+
+What cannot be written a broker may refuse, a will as well, although nobody is there to be told.
 
 None is claimed when a fault of the clock is in the history. Severity: ``safety``; W2 after DISCONNECT ``quality`` when
 a fault that the contract lets destroy what was acknowledged began between it and d. ``index``: of the delivery; of w's
@@ -20,7 +23,7 @@ end.
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly, quality_if, row_of
-from assay.conformance.checkers.excuses import CRASHING, DISTURBING, WRONG_CLOCK, active, destroyed, disturbed
+from assay.conformance.checkers.excuses import CRASHING, DISTURBING, REFUSING, WRONG_CLOCK, active, destroyed, disturbed
 from assay.conformance.checkers.lost import closed
 from assay.conformance.checkers.tables import END_IDX, SHARE_PREFIX, Link, Tables, Will
 from assay.reference_broker.trace.results import Severity
@@ -89,7 +92,10 @@ def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
         if after is not None and delay_ns > 0 and after.inv_ns < will.end_ns + delay_ns + SLACK_NS:
             continue
         until_ns = will.end_ns + delay_ns + PATIENCE_NS
-        if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns):
+        started = [span.to_idx for span in tables.faults if span.kind in CRASHING and span.to_idx <= will.end_idx]
+        if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns) or disturbed(
+            tables, REFUSING, max(started, default=-1), will.end_idx, until_ns
+        ):
             continue
         rows.append(
             Anomaly(

@@ -247,6 +247,11 @@ due AS (
         AND m.value = w.value
     WHERE w.status = 'ok' AND w.inv_idx >= c.since AND c.drained_ns >= w.end_ns + w.wait_ns + :patience_ns
         AND NOT coalesce(w.wait_ns > 0 AND w.after.inv_ns < w.end_ns + w.wait_ns + :slack_ns, FALSE)
+),
+started AS (
+    SELECT d.run_id, d.value, max(f.to_idx) AS idx FROM due d JOIN {faults} f ON f.run_id = d.run_id AND f.crashes
+        AND f.to_idx <= d.end_idx
+    GROUP BY d.run_id, d.value
 )
 SELECT c.run_id, 'wills' AS checker, left(c.what, 2) AS anomaly, if(u.idx IS NULL, 'safety', 'quality') AS severity,
        c.place AS queue, c.consumer_group, c.value, c.idx, substr(c.what, 4) AS detail
@@ -254,6 +259,8 @@ FROM came c LEFT JOIN undone u ON u.run_id = c.run_id AND u.idx = c.idx
 WHERE c.what IS NOT NULL
 UNION ALL
 SELECT d.run_id, 'wills', 'W1', 'safety', d.queue, d.consumer_group, d.value, d.end_idx, 'never published'
-FROM due d LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id AND f.crashes
-    AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns) AND f.to_idx > d.inv_idx
+FROM due d LEFT JOIN started s ON s.run_id = d.run_id AND s.value = d.value
+LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id
+    AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
+    AND (f.crashes AND f.to_idx > d.inv_idx OR f.refuses AND f.to_idx > coalesce(s.idx, -1))
 """

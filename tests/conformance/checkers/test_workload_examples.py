@@ -623,6 +623,20 @@ class TestWills:
                 self.publish(history)
             assert self.drained(history) == found
 
+    @pytest.mark.parametrize(
+        ("faults", "found"),
+        [(("disk_full",), []), (("sync_error",), []), (("sync_error", "crash"), ["W1"]), (("latency",), ["W1"])],
+    )
+    def test_a_will_that_cannot_be_written_may_be_refused(self, faults: tuple[str, ...], found: list[str]) -> None:
+        """Swarm seed 10018 of mqtt-flaky-network: a full disk. After a sync that failed only a start helps."""
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        for fault in faults:
+            history.fault(fault)
+        self.connect(history, 0)
+        self.end(history, OK)
+        assert self.drained(history) == found
+
     def test_a_fault_may_hide_the_disconnect_and_a_crash_the_will(self) -> None:
         history = self.left()
         history.fault("partition")
