@@ -27,7 +27,7 @@ from assay.faults.workload.mqtt import (
 )
 from assay.faults.workload.producer import ProducerClient
 from assay.faults.workload_kinds import AmqpWorkload, MqttWorkload, QueueWorkload, Workload
-from assay.reference_broker.trace.schema import OpKind, OpType
+from assay.reference_broker.trace.schema import AckedMeans, OpKind, OpType
 
 SUBSCRIBE_PATIENCE_S: Final = 5.0
 """Producers begin when every consumer is subscribed, or after this long whatever happened."""
@@ -88,7 +88,8 @@ class _Part:
         for _ in range(workload.producers):
             name, rng = plan.name("p")
             choices = plan.stream(name, "choices")
-            self.talkers.append(ProducerClient(name, workload, rng, history, ledger, choices))
+            ids_last = plan.scenario.contract.acked_means is AckedMeans.DISK
+            self.talkers.append(ProducerClient(name, workload, rng, history, ledger, choices, ids_last=ids_last))
         for group in workload.groups:
             for _ in range(workload.consumers_per_group):
                 name, rng = plan.name("c")

@@ -136,8 +136,12 @@ class ProducerClient(OpenLoopPublisher, MqttClient):
         history: HistoryRecorder,
         ledger: Ledger,
         choices: random.Random,
+        *,
+        ids_last: bool = True,
     ) -> None:
+        """``ids_last``: no fault may take what the broker confirmed, and with it what an id stands for."""
         super().__init__(client_id, Timing.of(workload), history, workload.max_unconfirmed)
+        self._ids_last = ids_last
         self._schedule(rng, workload.rate_per_s, workload.messages_per_producer)
         self._workload = workload
         self._choices = choices
@@ -269,6 +273,9 @@ class ProducerClient(OpenLoopPublisher, MqttClient):
             self._ended(OpType.FAIL, now, asked=False)
 
     def _session_ended(self, now: float) -> None:
+        if not self._ids_last:
+            # A broker that lost what it had confirmed gives its id to another message.
+            self._takebacks.clear()
         if self._phase_of_txn is not TransactionPhase.ENDING:
             self._abandon(now)
         self._phase_of_txn = TransactionPhase.NONE

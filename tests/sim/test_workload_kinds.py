@@ -7,11 +7,12 @@ from __future__ import annotations
 from functools import cache
 
 import msgspec
+import pytest
 
-from assay.faults.scenario import MqttWorkload, QueueWorkload, Scenario, ScenarioWorld, Topology
+from assay.faults.scenario import Fault, FaultKind, MqttWorkload, QueueWorkload, Scenario, ScenarioWorld, Topology
 from assay.faults.workload_kinds import Absences, Delaying, PassingGroup, Retained, Transactions, Wills
 from assay.reference_broker.trace.results import Verdict
-from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import AckedMeans, Contract, HistoryEvent, OpKind, OpType
 from assay.sim.runner import simulate
 
 MIXED = Scenario(
@@ -111,3 +112,30 @@ def test_leaving_out_a_part_does_not_shift_what_others_draw() -> None:
     first = dict.fromkeys(sent(MIXED))
     assert len(first) > 40
     assert first == dict.fromkeys(sent(without))
+
+
+@pytest.mark.parametrize("acked_means", [AckedMeans.MEMORY, AckedMeans.DISK])
+def test_an_id_is_used_over_a_restart_only_where_the_broker_knows_it_then(acked_means: AckedMeans) -> None:
+    """Swarm seed 10011 of delays-priorities: who took back what a crash had taken took back another message."""
+    durability = "memory" if acked_means is AckedMeans.MEMORY else "fsync"
+    workload = QueueWorkload(
+        queue="tasks",
+        messages_per_producer=60,
+        rate_per_s=60.0,
+        delays=Delaying(share=0.8, delay_s=(0.2, 0.8), cancel=0.8),
+    )
+    scenario = msgspec.structs.replace(
+        MIXED,
+        topology=Topology(broker={"queues": {"defaults": {"durability": durability}}}),
+        workload=(workload,),
+        faults=(Fault(at_s=0.5, kind=FaultKind.CRASH, for_s=0.05),),
+        contract=Contract(acked_means=acked_means),
+    )
+    outcome = simulate(scenario, 1)
+    assert outcome.verdict is Verdict.PASS, [*outcome.findings, *outcome.judgement.reasons]
+    events = outcome.run.events
+    (crashed,) = (event.index for event in events if event.f is OpKind.FAULT and event.type is OpType.INVOKE)
+    before = {event.value for event in events if event.f is OpKind.PUBLISH and event.index < crashed}
+    taken_back = {event.value for event in events if event.f is OpKind.CANCEL and event.index > crashed}
+    assert bool(before & taken_back) is (acked_means is AckedMeans.DISK)
+    assert taken_back - before
