@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -120,6 +121,24 @@ def test_segments_are_freed_at_once(way: str, groups: int, durability: Durabilit
     bench.restart()
     bench.turn()
     assert _segments(disk) <= 3
+
+
+def test_what_was_known_of_freed_messages_is_forgotten() -> None:
+    """Their priorities, times and sizes."""
+    bench = QueueBench(MemoryDisk(), segment_bytes=4_000, max_bytes=10**9)
+    consumer = bench.consumer(room=10**9)
+    used = []
+    for _ in range(8):
+        for number in range(100):
+            named = (("priority", ("high", "low")[number % 2]), ("ttl", f"{number + 1}h"))
+            bench.publish(str(number), user_properties=named)
+        bench.turn()
+        for delivery in consumer.take():
+            consumer.ack(delivery)
+        bench.advance(2)
+        partition = bench.engine._queues["q"].partitions[0]
+        used.append([len(pickle.dumps(known)) for known in (partition.lanes, partition.expiry, partition.sizes)])
+    assert all(last < 2 * first for first, last in zip(used[0], used[-1], strict=True)), used
 
 
 def _segments(disk: MemoryDisk) -> int:
