@@ -26,6 +26,7 @@ from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.partitions.departures import Departures
+from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.queue import enqueue_path as intake
 from assay.reference_broker.queues.queue import priority_figures
 from assay.reference_broker.queues.queue.queue import DurableQueue
@@ -203,6 +204,14 @@ def payload_only(patch: Patch) -> None:
 @mutant("queue-overflow-rejects", "a full queue refuses although it is to drop its oldest message")
 def overflow_rejects(patch: Patch) -> None:
     patch.replace(QueueLimits, "drop_oldest", lambda *_args: False)
+
+
+@mutant("queue-overflow-looks-at-one-partition", "a full queue drops the oldest message of its first partition alone")
+def looks_at_one_partition(patch: Patch) -> None:
+    def make(original: Callable[[QueuePartition], int]) -> Callable[[QueuePartition], int]:
+        return lambda partition: original(partition) if partition.index == 0 else partition.log.start_offset
+
+    patch.wrap(limits, "settled_end", make)
 
 
 @mutant("queue-overflow-drops-what-is-in-flight", "a full queue drops its oldest message although a consumer holds it")

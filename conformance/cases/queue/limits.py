@@ -242,6 +242,33 @@ async def drop_oldest(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/limits/oldest-of-all-partitions",
+    clauses=("Q-LIMIT-04",),
+    requires=("queues", "clock"),
+    mutant="queue-overflow-looks-at-one-partition",
+    settings=_with(max_depth=4, overflow="drop_oldest", partitions=4),
+)
+async def oldest_of_all(ctx: CaseContext) -> None:
+    """A full queue gives up the message that is the oldest of all its partitions.
+
+    Depth 4, four partitions. Ten messages are published a second apart, to three of them in turn: all are taken, and
+    the last four come. Without groups, and with one that is away.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    for is_known in (False, True):
+        queue = new_queue(ctx)
+        if is_known:
+            await (await consume(ctx, queue)).disconnect()
+        for number in range(10):
+            puback = await publish_with(publisher, queue, b"%d" % number, partition=str(2 * number % 3))
+            ctx.must(puback.reason_code < 0x80, f"publisher: expected message {number} to be taken; seen {puback}")
+            await ctx.advance(1)
+        consumer = await consume(ctx, queue)
+        seen = sorted(delivery.payload for delivery in await deliveries(consumer, at_least=4))
+        ctx.must(seen == [b"6", b"7", b"8", b"9"], f"consumer: expected the messages 6 to 9; seen {seen}")
+
+
+@case(
     "queue/limits/delivered-is-not-dropped",
     clauses=("Q-LIMIT-05",),
     requires=("queues",),
