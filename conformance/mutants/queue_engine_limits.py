@@ -107,20 +107,18 @@ def end_takes_a_place(patch: Patch) -> None:
 @mutant("engine-new-limit-from-the-next-start", "a limit that is changed at run time holds from the next start on")
 def new_limit_from_the_next_start(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def reconfigure(self: DurableQueue, config: QueueConfig, settings: dict[str, Any]) -> None:
-            before = self.config.max_depth
-            original(self, config, settings)
-            original(self, msgspec.structs.replace(config, max_depth=before), settings)
+        def apply(self: DurableQueue, config: QueueConfig) -> None:
+            original(self, msgspec.structs.replace(config, max_depth=self.config.max_depth))
 
-        return reconfigure
+        return apply
 
-    patch.wrap(DurableQueue, "reconfigure", make)
+    patch.wrap(DurableQueue, "apply", make)
 
 
 @mutant("engine-new-limit-until-the-next-start", "a limit that is changed at run time is forgotten at the next start")
 def new_limit_until_the_next_start(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        return lambda self, config, settings: original(self, config, {})
+        return lambda self, config, settings, on_done: original(self, config, {}, on_done)
 
     patch.wrap(DurableQueue, "reconfigure", make)
 

@@ -10,6 +10,7 @@ import mmh3
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import PartitionerKind, QueueConfig
 from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.messages import partitioner
 from assay.reference_broker.queues.messages.partitioner import Partitioner
 from assay.reference_broker.queues.partitions.partition import QueuePartition
@@ -95,9 +96,9 @@ def forgotten(patch: Patch) -> None:
 
 @mutant("queue-fewer-partitions-accepted", "a request for fewer partitions says yes and does nothing")
 def fewer(patch: Patch) -> None:
-    def make(original: Callable[..., DurableQueue]) -> Callable[..., DurableQueue]:
-        def add(self: QueueRegistry, name: str, total: int) -> DurableQueue:
-            return original(self, name, max(total, len(self.existing(name).partitions)))
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def add(self: QueueRegistry, name: str, total: int, on_done: Confirm) -> None:
+            original(self, name, max(total, len(self.existing(name).partitions)), on_done)
 
         return add
 

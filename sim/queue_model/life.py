@@ -306,7 +306,13 @@ class QueueLife:
 
     def limit(self, max_depth: int) -> None:
         """From now on the queue holds so many messages, over starts, too; what is beyond it stays."""
-        self.engine.update_queue(QUEUE, {"max_depth": max_depth}, self.now)
+        told: list[QueueError | None] = []
+        self.engine.update_queue(QUEUE, {"max_depth": max_depth}, self.now, told.append)
+        while not told:
+            # It is asked for until it holds: whether a kill takes it back before that nobody could know.
+            self.jobs += self.engine.take_jobs(self.now)
+            self.run_syncs(only=lambda job: job.place.endswith(f"/{QUEUE}"))
+            self.report_syncs()
         queue = self.oracle.queues[QUEUE]
         queue.rules = queue.rules._replace(max_depth=max_depth)
 
