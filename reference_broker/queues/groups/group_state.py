@@ -69,11 +69,11 @@ class GroupState(SyncPoint, ABC):
         self.unsettled = 0
         """Pending entries of all partitions."""
         self.waiting_count = 0
+        """Those among them that wait for a delivery."""
         self.untried_count = 0
         """Of them, those that wait for their first delivery; see ``groups.take_up``."""
         self.moving_count = 0
         """Entries on their way to the dead-letter queue."""
-        """Those among them that wait for a delivery."""
         self.held_bytes = 0
         """Bytes of what it has not settled, where the queue limits its bytes."""
         self.out_bytes = 0
@@ -85,6 +85,8 @@ class GroupState(SyncPoint, ABC):
         self.moved: dict[GroupPartition, None] = {}
         """Partitions whose cursor moved without a delivery."""
         self._confirms: list[Confirm] = []
+        self._is_gone = False
+        """It was deleted: what is still told of it holds."""
         self.is_leaving = False
         """It is being deleted."""
         self.is_new = False
@@ -256,16 +258,29 @@ class GroupState(SyncPoint, ABC):
     def confirm_when_written(self, on_done: Confirm | None) -> None:
         """Call it once what the log was told so far is as durable as the queue promises."""
         if on_done is not None:
-            if self.failure is not None:
+            if self.failure is not None or self._is_gone:
                 on_done(self.failure)
                 return
             self._confirms.append(on_done)
         self.agenda.groups_to_write[self] = None
 
-    def confirm_waiting(self) -> None:
+    def end(self) -> None:
+        """It was deleted. Messages of it may still be on their way to the dead letters: what they have to do then goes
+        to an agenda that nobody looks at, and whoever waits for a settlement is told that it holds."""
+        self._is_gone = True
+        self.agenda.forget(self)
+        nowhere = Agenda()
+        nowhere.now = self.agenda.now
+        self.agenda = nowhere
         confirms, self._confirms = self._confirms, []
-        super().confirm_waiting()
+        self.confirm_waiting()
         call_all(confirms, None)
+
+    def abandon(self, error: QueueError) -> None:
+        """See :meth:`SyncPoint.abandon`; what was to be written never is."""
+        confirms, self._confirms = self._confirms, []
+        super().abandon(error)
+        call_all(confirms, error)
 
     def passed_over(self, place: GroupPartition, count: int) -> None:
         """Its cursor went over so many messages that are settled by that."""

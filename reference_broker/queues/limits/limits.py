@@ -284,10 +284,10 @@ class QueueLimits(TimeToLive):
         return self._pass(group, place, end)
 
     def purge(self, ends: Mapping[int, int]) -> None:
-        """Nobody gets what is in front of these offsets, by partition."""
+        """Nobody gets what is in front of these offsets, by partition; partitions that are newer are spared."""
         contents = self._contents
         for partition in contents.partitions:
-            end = ends[partition.index]
+            end = ends.get(partition.index, 0)
             if end > partition.head:
                 if not contents.groups:
                     gone = partition.expiry.gone(partition.head, end) if partition.expiry is not None else []

@@ -79,6 +79,8 @@ class Purge:
         before = queue.contents.depth
         for group in queue.groups.values():
             for place in group.every_place:
+                if place.index not in ends:
+                    continue  # its partition was added meanwhile
                 if place.waiting:
                     self._waiting += [(group, entry) for entry in place.pending.values() if _waits(entry)]
                 group.counts.purged += queue.pass_over(group, place, ends[place.index])

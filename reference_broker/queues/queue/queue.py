@@ -625,14 +625,12 @@ class DurableQueue(EnqueuePath):
     def _drop_group(self, group: ConsumerGroup) -> None:
         """With the last one goes what it had settled, but for as much as the limits let a group to come have of it."""
         starts = starting_cursors(self.contents, EARLIEST) if len(self.groups) == 1 else []
-        self._agenda.forget(group)
         del self.groups[group.group_id]
         del self._dispatchers[group]
         for partition, start in zip(self.partitions, starts, strict=False):
             self.contents.move_head(partition, start)
         self.departures.flush()
-        # Who waits for a settlement is told that it holds, since the group is gone.
-        group.confirm_waiting()
+        group.end()
         self.trim()
         self.recount()
 
