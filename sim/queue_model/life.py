@@ -28,7 +28,7 @@ from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.retry import backoff_s
-from assay.reference_broker.queues.jobs.confirms import Stored
+from assay.reference_broker.queues.jobs.confirms import RewrittenPoint, Stored
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import matches
 from assay.reference_broker.storage.log import LogOptions
@@ -310,9 +310,7 @@ class QueueLife:
         self.engine.update_queue(QUEUE, {"max_depth": max_depth}, self.now, told.append)
         while not told:
             # It is asked for until it holds: whether a kill takes it back before that nobody could know.
-            self.jobs += self.engine.take_jobs(self.now)
-            self.run_syncs(only=lambda job: job.place.endswith(f"/{QUEUE}"))
-            self.report_syncs()
+            self._remember()
         queue = self.oracle.queues[QUEUE]
         queue.rules = queue.rules._replace(max_depth=max_depth)
 
@@ -451,7 +449,10 @@ class QueueLife:
 
     def _dispatch(self) -> None:
         self.oracle.transactions.turn()
+        self._remember()
         self.engine.dispatch(self.now)
+        if self._remember():
+            self.engine.dispatch(self.now)
         self.oracle.written = self.oracle.step
         self._written.append((self.now, self.oracle.step))
         self.oracle.transactions.turned()
@@ -462,6 +463,18 @@ class QueueLife:
             job.run()
             self.jobs.remove(job)
             self.done.append(job)
+
+    def _remember(self) -> bool:
+        """The disk learns at once what is known of queues, so that nothing waits for that; False: it knows it."""
+        awaited = self.engine.agenda.awaited_syncs
+        found = False
+        while any(isinstance(point, RewrittenPoint) for point in awaited):
+            found = True
+            self.jobs += self.engine.take_jobs(self.now)
+            self.run_syncs(only=lambda job: isinstance(job.point, RewrittenPoint))
+            self.report_syncs()
+            awaited = self.engine.agenda.awaited_syncs
+        return found
 
     def report_syncs(self) -> None:
         """The engine learns which syncs are done."""
