@@ -6,7 +6,7 @@ import pytest
 
 from assay.reference_broker.amqp091.wire.content import BasicProperties
 from assay.reference_broker.routing.properties import Kind, Typed
-from tests.support.amqp_client import AmqpClient, Said, make_node
+from tests.support.amqp_client import AmqpClient, Said, make_node, table
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -36,17 +36,19 @@ def closed(said: list[Said], code: int) -> None:
     assert (said[-1].name, said[-1].values[0]) == ("channel.close", code), said
 
 
-def test_a_reply_comes_to_the_channel_that_asked() -> None:
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_reply_comes_to_the_channel_that_asked(has_others: bool) -> None:
     asking, answering = pair()
     assert asking.consume(REPLY_TO, "r", no_ack=True)[0].values == ("r",)
     name = name_at(asking, answering)
-    headers = (("BCC", Typed(Kind.LIST, (Typed(Kind.TEXT, "q"),))),)
+    others = table(colour="red") if has_others else ()
+    headers = (("BCC", Typed(Kind.LIST, (Typed(Kind.TEXT, "q"),))), *others)
     properties = BasicProperties(correlation_id="7", content_type="text/plain", headers=headers)
     answering.publish(name, b"answer" * 50_000, properties)
     got = asking.only(asking.hear())
     assert got.values == ("r", 1, False, "", name)
     assert got.body == b"answer" * 50_000
-    assert got.properties == BasicProperties(correlation_id="7", content_type="text/plain")
+    assert got.properties == BasicProperties(correlation_id="7", content_type="text/plain", headers=others or None)
     assert answering.get("q").body == b"answer" * 50_000, "other keys lead where they lead"
 
 

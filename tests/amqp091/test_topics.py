@@ -60,6 +60,14 @@ def test_a_message_of_mqtt_goes_to_queues_that_are_bound_to_its_topic(qos: int) 
     assert c.get("q").name == "basic.get-empty"
 
 
+@pytest.mark.parametrize(("delivery_mode", "qos"), [(None, 0), (1, 0), (2, 1)])
+def test_subscribers_get_at_qos_1_what_is_persistent(delivery_mode: int | None, qos: int) -> None:
+    c, mqtt = both()
+    mqtt.say(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="news/#", qos=1),)))
+    c.publish("news.eu", b"hello", BasicProperties(delivery_mode=delivery_mode), exchange="amq.topic")
+    assert mqtt.hear()[0] == 0x30 | qos << 1
+
+
 def test_a_message_to_amq_topic_goes_to_subscribers_once() -> None:
     c, mqtt = both()
     mqtt.say(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="news/#", qos=1),)))
