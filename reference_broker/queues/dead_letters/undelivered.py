@@ -101,6 +101,8 @@ class UndeliveredLetters:
         message = dead_letter_message(contents.name, group, entry, stored, reason, now)
 
         def moved(error: QueueError | None) -> None:
+            if not vars(contents):
+                return  # the queue was deleted, and nothing is left of it
             if error is None:
                 contents.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
                 self._alert(entry, stored, reason, self._agenda.now)

@@ -528,7 +528,9 @@ class QueueRegistry:
         """Delete ephemeral queues that were unused for their time, and what they dead-lettered."""
         self.expire_due_at = None
         for name, used_at in list(self._used_at.items()):
-            queue = self.queues[name]
+            queue = self.queues.get(name)
+            if queue is None:
+                continue  # it went with the queue whose letters it held
             at = used_at + queue.config.expires_after_s
             if queue.consumer_count:
                 self._used_at[name] = now
