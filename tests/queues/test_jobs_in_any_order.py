@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_settlement
 from assay.reference_broker.queues import BackgroundJob
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.operations.group_operations import Claim
+from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from tests.support.watched_disk import WatchedDisk
 
 from .conftest import BenchConsumer, Outcome, QueueBench
 
-SEEDS = (*range(60), 178, 284, 296, 486, 505, 571)
-STEPS = 120
+SEEDS = (*range(80), 114, 116, 187, 199, 210, 211, 303, 486)
+STEPS = 150
 PROPERTIES = ((), (), (("priority", "high"),), (("ttl", "1s"),), (("delay", "2s"),))
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "durability": ("fsync", "interval", "memory"),
@@ -45,20 +49,14 @@ class Life:
         self.jobs: list[BackgroundJob] = []
         self.asked: list[tuple[str, Outcome]] = []
         self.consumers: list[BenchConsumer] = []
-        self.ways: list[Callable[[], None]] = [
-            *(self.publish,) * 4,
-            *(self.join, self.leave, self.settle, self.settle),
-            *(
-                self.settings,
-                self.partitions,
-                self.delete_group,
-                self.purge,
-                self.reset,
-                self.delete_queue,
-                self.create,
-            ),
-            *(self.take, self.take, self.come_back, self.come_back, self.come_back, self.turn, self.turn, self.later),
-        ]
+        self.producers: list[ProducerIdentity] = []
+        self.open: list[tuple[ProducerIdentity, str]] = []
+        """Transactions."""
+        using = (*(self.publish,) * 4, self.join, self.join_letters, self.leave, self.settle, self.settle, self.claim)
+        producing = (self.produce, self.begin, *(self.publish_within,) * 3, self.settle_within, self.end)
+        tending = (self.settings, self.partitions, self.delete_group, self.purge, self.reset, self.commit, self.replay)
+        time = (*(self.take,) * 3, *(self.come_back,) * 4, *(self.turn,) * 3, self.later)
+        self.ways = (*using, *producing, *tending, self.delete_queue, self.create, *time)
 
     def play(self) -> None:
         for _ in range(STEPS):
@@ -104,6 +102,74 @@ class Life:
             consumer.room += 1
             self.asked.append(("settle", way(consumer.got.pop(self.rng.randrange(len(consumer.got))))))
 
+    def claim(self) -> None:
+        consumer = self.rng.choice(self.consumers or [None])
+        if consumer is not None and consumer.handle is not None:
+            self.bench.engine.groups.claim(
+                consumer.handle.queue,
+                self.rng.choice(("g", "h")),
+                Claim(limit=3),
+                consumer_id=consumer.consumer_id,
+                now=self.bench.now,
+                on_done=self.ask("claim"),
+            )
+
+    def join_letters(self) -> None:
+        self.consumers.append(self.bench.consumer(f"c{len(self.consumers)}", queue="$dlq/q", group="l", room=3))
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        outcome = self.ask("producer")
+
+        def told(error: QueueError | None, identity: ProducerIdentity | None) -> None:
+            outcome(error)
+            self.producers += [] if identity is None else [identity]
+
+        self.bench.engine.transactions.init_producer(self.rng.choice(("a", "b", None)), self.bench.now, told)
+
+    def begin(self) -> None:
+        if self.producers:
+            producer, outcome = self.rng.choice(self.producers), self.ask("beginning")
+
+            def told(error: QueueError | None, name: str) -> None:
+                outcome(error)
+                self.open += [] if error is not None else [(producer, name)]
+
+            self.bench.engine.transactions.begin(
+                *producer, self.bench.now, told, timeout_s=self.rng.choice((None, 1.0))
+            )
+
+    def within(self) -> tuple[tuple[str, str], ...]:
+        (number, epoch), name = self.rng.choice(self.open)
+        return ("producer-id", str(number)), ("producer-epoch", str(epoch)), ("transaction-id", name)
+
+    def publish_within(self) -> None:
+        if self.open:
+            topic = self.rng.choice(("$queue/q", "$queue/r"))
+            self.asked.append(("publish within", self.bench.publish("m", topic, user_properties=self.within())))
+
+    def settle_within(self) -> None:
+        holding = [each for each in self.consumers if each.got]
+        if holding and self.open:
+            consumer = self.rng.choice(holding)
+            consumer.room += 1
+            delivery = consumer.got.pop(self.rng.randrange(len(consumer.got)))
+            self.bench.engine.settle(
+                delivery.queue,
+                parse_settlement(Verb.ACK, (("message-id", delivery.message_id), *self.within())),
+                consumer_id=consumer.consumer_id,
+                now=self.bench.now,
+                on_done=self.ask("settle within"),
+            )
+
+    def end(self) -> None:
+        if self.open:
+            producer, name = self.open.pop(self.rng.randrange(len(self.open)))
+            transactions = self.bench.engine.transactions
+            end = self.rng.choice((transactions.commit, transactions.abort))
+            end(*producer, name, self.bench.now, self.ask("end"))
+
     # -- who looks after it --------------------------------------------------------------------------------------
 
     def settings(self) -> None:
@@ -127,6 +193,16 @@ class Life:
     def reset(self) -> None:
         reset = self.bench.engine.groups.reset
         reset("q", "g", EARLIEST, partition=None, now=self.bench.now, on_done=self.ask("reset"))
+
+    def commit(self) -> None:
+        commit, offset = self.bench.engine.groups.commit, self.rng.randrange(5)
+        commit("q", "g", 0, offset, consumer_id=None, now=self.bench.now, on_done=self.ask("commit"))
+
+    def replay(self) -> None:
+        outcome = self.ask("replay")
+        self.bench.engine.dead_letters.replay(
+            "q", None, self.bench.now, lambda told: outcome(told if isinstance(told, QueueError) else None)
+        )
 
     def delete_queue(self) -> None:
         if self.rng.random() < 0.3:

@@ -278,7 +278,8 @@ class DeadLetterOperations:
         if any(partition.lanes is not None for partition in source.partitions):
             text = f"{source.name!r} has messages of other priorities than normal, which cannot be sent back"
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
-        origin = source.name[len(DEAD_LETTER_PREFIX) :]
+        name = source.name  # nothing is left of one that was deleted
+        origin = name[len(DEAD_LETTER_PREFIX) :]
         source.mark_without_groups()
         lows = source.contents.low_watermarks()
         ranges = [
@@ -289,7 +290,7 @@ class DeadLetterOperations:
             ranges = [self.find_one(source, message_id)]
 
         def is_deleted() -> bool:
-            return self._queues.get(source.name) is not source
+            return self._queues.get(name) is not source
 
         replay = Replay(source, lambda: self._open_queue(origin), self._agenda, ranges, on_done, is_deleted)
         self._running[source.name] = replay
