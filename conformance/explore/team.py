@@ -145,8 +145,9 @@ class Team:
                     continue
                 match said:
                     case _Ask():
-                        is_over = self._signal or self._failure or time.monotonic() - self._began >= limit_s
-                        over = is_over or is_enough(self._findings, max_findings)
+                        # Where it takes all the time until somebody can play, nobody would have judged anything.
+                        late = given and time.monotonic() - self._began >= limit_s
+                        over = self._signal or self._failure or late or is_enough(self._findings, max_findings)
                         share = range(given, given if over else min(examples, given + _SHARE))
                         given = share.stop
                         pipe.send(_Share(share, frozenset(known)))

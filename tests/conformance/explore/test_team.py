@@ -46,6 +46,11 @@ def test_a_team_stops_at_so_many_findings(tmp_path: Path) -> None:
     assert whole.lives < 1_000
 
 
+def test_a_life_is_played_however_little_time_there_is() -> None:
+    with Team(load_target("reference"), 1, report=lambda *_told: None) as team:
+        assert team.explore(LIVES, SEED, limit_s=0.0).lives == 1
+
+
 def test_brokers_that_do_not_start_are_an_error_and_no_result() -> None:
     target = Target(name="nobody", start=StartHook(command=("false",), port_from="stdout"))
     with (
