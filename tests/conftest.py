@@ -9,10 +9,15 @@ import hmac
 import signal
 
 import pytest
+from hypothesis import settings
 
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import decode_packet
+
+# How long an example takes is the machine's affair.
+settings.register_profile("assay", settings.default, deadline=None)
+settings.load_profile("assay")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As behind "&" in a script: processes that tests start would ignore it, too.
