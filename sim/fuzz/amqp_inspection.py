@@ -11,7 +11,7 @@ from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.connection import MAX_UNCONFIRMED, MAX_WAITING_BYTES, AmqpConnection
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.node import BrokerNode
-from assay.sim.fuzz.inspection import live_timers, require
+from assay.sim.fuzz.inspection import check_groups, live_timers, require
 
 _BYTES_OF_ONE_SEND: Final = 512 * 1024
 _TIMERS_OF_A_NODE: Final = 4
@@ -78,6 +78,7 @@ def _check_vhost(node: BrokerNode, vhost: VirtualHost) -> None:
 
 def check_node(node: BrokerNode, open_connections: int, *, is_settled: bool) -> None:
     """What must add up in a whole broker, at any time. Raises :class:`FuzzFailureError`."""
+    check_groups(node.engine)
     state, service = node.state, node.amqp091
     count = node.connection_count
     require(count == open_connections, "connections miscounted", f"{count} are {open_connections}")

@@ -20,6 +20,8 @@ from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES, RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Released, Session, session_bytes
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
 from assay.sim.fuzz.failure import FuzzFailureError
 
@@ -146,9 +148,21 @@ def live_timers(node: BrokerNode) -> int:
     return sum(entry[2].callback is not None for entry in node.state.timers._entries)
 
 
+def check_groups(engine: QueueEngine) -> None:
+    """What groups count is what they have. Raises :class:`FuzzFailureError`."""
+    for queue in engine._queues.values():
+        for group in queue.groups.values():
+            entries = [entry for place in group.every_place for entry in place.pending.values()]
+            counted, found = group.unsettled, len(entries)
+            require(counted == found, "unsettled miscounted", f"{group.group_id}: {found} are {counted}")
+            counted, found = group.waiting_count, sum(entry.state is EntryState.WAITING for entry in entries)
+            require(counted == found, "waiting miscounted", f"{group.group_id}: {found} are {counted}")
+
+
 def check_node(node: BrokerNode, open_connections: int) -> None:
     """What must add up in a whole broker, at any time. Raises :class:`FuzzFailureError`."""
     state = node.state
+    check_groups(node.engine)
     sessions = list(state.sessions.values())
     count = node.connection_count
     require(count == open_connections, "connections miscounted", f"{count} are {open_connections}")

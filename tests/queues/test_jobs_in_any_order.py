@@ -12,6 +12,7 @@ import pytest
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_settlement
 from assay.reference_broker.queues import BackgroundJob
+from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.operations.group_operations import Claim
@@ -227,6 +228,11 @@ class Life:
     def turn(self) -> None:
         self.bench.engine.tick(self.bench.now)
         self.bench.engine.dispatch(self.bench.now)
+        for queue in self.bench.engine._queues.values():
+            for group in queue.groups.values():
+                entries = [entry for place in group.every_place for entry in place.pending.values()]
+                waiting = sum(entry.state is EntryState.WAITING for entry in entries)
+                assert (group.unsettled, group.waiting_count) == (len(entries), waiting)
 
     def later(self) -> None:
         self.bench.now += self.rng.choice((0.1, 1.0, 5.0))

@@ -422,6 +422,7 @@ CAUGHT = {
     "storage-nameless-file-is-safe": lost_name,
     "storage-checksum-skips-header": segment_flips,
     "storage-length-not-bounded": claimed_lengths,
+    "storage-long-batch-ends-the-log": segment_flips,
     "storage-middle-cut-like-a-tail": segment_flips,
     "storage-confirms-without-sync": crash_points,
     "storage-folder-not-synced": crash_points,
