@@ -125,12 +125,13 @@ class Life:
         self._fault = fault
         self._rng = random.Random(seed)
         self._number = 0
-        self._under_way = 0
         self._held: deque[Delivery] = deque()
         self._has_few_files = self._rng.random() < FEW_FILES_SHARE
         store = LogQueueStore(RealDisk(folder), options=OPTIONS)
         config = QueuesConfig(configured=(QUEUE,), retention_interval_s=0.02)
         self._engine = QueueEngine(config, store, random.Random(seed), clock())
+        # What earlier lives left counts, too: where it grew, each life died while it was given all of it once more.
+        self._under_way = self._engine.stats(QUEUE.name).depth
         self._address = QueueTopics(self._engine).address("$queue/q")
         self._engine.subscribe(QUEUE.name, pattern="", group=GROUP, consumer_id="c", deliver=self._deliver, now=clock())
 

@@ -53,7 +53,8 @@ def test_a_few_kills_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)  # a minute where nothing else goes on
 def test_two_hundred_kills_lose_nothing(tmp_path: Path) -> None:
     summary = check_lives(tmp_path, lives=200, seed=2)
-    assert min(summary["confirmed"], summary["settled"]) > 1_000, "how many more is the machine's affair"
+    assert summary["confirmed"] > 5_000
+    assert summary["settled"] > 5_000
     assert summary["removed"] > 500, "no segment was removed, so no kill can have met a removal"
 
 
