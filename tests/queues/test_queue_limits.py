@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.jobs import agenda
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.routing.message import Message
@@ -414,6 +415,22 @@ def test_what_waits_for_a_retry_leaves_when_it_expires(bench_with: Benches, rest
     bench.advance(5.2)
     assert bench.engine.stats("q").depth == 1
     bench.advance(5.2)
+    assert bench.engine.stats("q").depth == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_has_expired_leaves_once_more_after_a_reset(bench_with: Benches, leaves: bool) -> None:
+    bench = bench_with(MemoryDisk(), durability="interval", delivery_timeout_s=1_000.0)
+    consumer = bench.consumer()
+    bench.publish("expires", user_properties=(("ttl", "100s"),))
+    bench.turn()
+    assert consumer.take()
+    if leaves:
+        consumer.leave()
+    bench.advance(2_000.0)
+    bench.consumer("other", room=0)
+    bench.engine.groups.reset("q", "g", EARLIEST, partition=None, now=bench.now)
+    bench.advance(1.0)
     assert bench.engine.stats("q").depth == 0
 
 

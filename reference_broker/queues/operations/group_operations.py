@@ -224,6 +224,8 @@ class GroupOperations:
         found.write_unwritten()
         places = named.places if partition is None else named.places[partition : partition + 1]
         cursors.reset(named, position, places, on_done)
+        # What comes back may have expired meanwhile.
+        found.limits.arm(now)
         found.recount()
         found.trim()
         return {place.index: place.cursor for place in places}
