@@ -6,7 +6,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,17 @@ settings.load_profile("assay")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As behind "&" in a script: processes that tests start would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_log_of_another() -> Iterator[None]:
+    """A command that a test runs in this process sets up the log: its handler writes to a stream that ends with it."""
+    root = logging.getLogger()
+    level, before = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in [handler for handler in root.handlers if handler not in before]:
+        root.removeHandler(handler)
 
 
 class ScramClient:
