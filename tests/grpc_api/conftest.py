@@ -55,6 +55,16 @@ class Service:
         return begin
 
 
+def when_there_is_room(call: Any, **fields: Any) -> Any:
+    """What a call answers once it is let in: one that ended, or begins to wait, gives its place up a moment later."""
+    while True:
+        try:
+            return call(**fields)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+
+
 class Served:
     """A broker, and clients of it."""
 

@@ -29,7 +29,7 @@ from assay.reference_broker.config import (
 )
 from assay.reference_broker.grpc_api import schema
 from assay.reference_broker.grpc_api.errors import DETAILS, status_of, told
-from tests.grpc_api.conftest import GRPC, Served, Service, basic, serve
+from tests.grpc_api.conftest import GRPC, Served, Service, basic, serve, when_there_is_room
 
 M = schema.fluxmq()
 
@@ -152,9 +152,9 @@ def test_limits(tight: Served) -> None:
         target=lambda: got.append(flux.Consume(queue_name="tight", group_id="g", wait_time={"seconds": 20}))
     )
     wait.start()
-    while not flux.ListConsumerGroups(queue_name="tight").groups:
+    while not when_there_is_room(flux.ListConsumerGroups, queue_name="tight").groups:
         pass
-    flux.Append(queue_name="tight", value=b"x")
+    when_there_is_room(flux.Append, queue_name="tight", value=b"x")
     wait.join(20)
     assert got[0].messages[0].value == b"x"  # type: ignore[attr-defined]
     codes = [_code(flux) for _ in range(8)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from tests.grpc_api.conftest import Served, serve
+from tests.grpc_api.conftest import Served, serve, when_there_is_room
 
 COUNT = 40
 BUFFERED = 4
@@ -58,7 +58,7 @@ def test_calls_of_a_listener_are_bounded(small: Served) -> None:
 def test_a_slow_reader_holds_little(small: Served) -> None:
     """Whatever its library has taken off the wire."""
     flux = small.fluxmq()
-    flux.CreateQueue(name="three")
+    when_there_is_room(flux.CreateQueue, name="three")
     for _ in range(COUNT // 4):
         flux.AppendBatch(queue_name="three", messages=[{"value": bytes(20_000)}] * 4)
     slow = small.fluxmq().ConsumeQueue(queue_name="three", group_id="g", consumer_id="slow")
