@@ -25,7 +25,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     payload: bytes = b""
-    """In base64."""
+    """Where it is JSON, in base64."""
     qos: Qos = 0
     retain: bool = False
     properties: dict[str, str] = {}

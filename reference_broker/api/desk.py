@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -31,6 +32,13 @@ class Desk(Turns):
             self._rates = ArrivalRates(config.requests_per_s, config.request_burst, MAX_TRACKED)
         self.stopping = False
         self._on_stop: dict[Callable[[], None], None] = {}
+
+    def tell_of_bug(self, what: str) -> RequestError:
+        """Have the log tell of the exception that is being handled, by which ``what`` failed; returns what is told to
+        its client."""
+        told = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
+        self.turn()[0].warn("bug", f"{what} failed, by a bug of the broker: {told}")
+        return RequestError(Code.INTERNAL, "the broker has a bug; its log has more")
 
     def check_rate(self, client: str, *, is_user: bool = False) -> None:
         """Raises :class:`RequestError` (RATE_LIMIT) for an address, or a user, that asks too often."""

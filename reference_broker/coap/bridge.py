@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 import msgspec
 from aiocoap.numbers.codes import Code
 
@@ -37,9 +35,7 @@ async def respond(service: Service, request: Request, arrival: Arrival) -> Answe
     except (RequestError, QueueError) as error:
         return refusal(error)
     except Exception:
-        told = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
-        service.turn()[0].warn("bug", f"a request failed, by a bug of the broker: {told}")
-        return refusal(RequestError(ProblemCode.INTERNAL, "the broker has a bug; its log has more"))
+        return refusal(service.tell_of_bug("a request"))
 
 
 def refusal(error: RequestError | QueueError) -> Answer:

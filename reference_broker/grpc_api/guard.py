@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -116,9 +115,7 @@ class Guard:
                 # The client has gone, and the library cannot write to it.
                 return
             except Exception:
-                trace = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
-                self._service.turn()[0].warn("bug", f"a call failed, by a bug of the broker: {trace}")
-                await refuse(context, RequestError(Code.INTERNAL, "the broker has a bug; its log has more"))
+                await refuse(context, self._service.tell_of_bug("a call"))
 
         return grpc.stream_stream_rpc_method_handler(
             serve, request_deserializer=request.FromString, response_serializer=response.SerializeToString

@@ -13,7 +13,6 @@ import logging
 import re
 import secrets
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -92,10 +91,7 @@ class Guard:
         except ClientGoneError:
             exchange.abort()
         except Exception:
-            told = traceback.format_exc(limit=-6).strip().replace("\n", " | ")
-            text = f"request {exchange.request_id} failed, by a bug of the broker: {told}"
-            self._service.turn()[0].warn("bug", text)
-            await exchange.refuse(RequestError(Code.INTERNAL, "the broker has a bug; its log has more"))
+            await exchange.refuse(self._service.tell_of_bug(f"request {exchange.request_id}"))
         finally:
             if log.isEnabledFor(logging.DEBUG):
                 self._tell(scope, exchange, time.perf_counter() - began)

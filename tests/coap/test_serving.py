@@ -15,6 +15,7 @@ import pytest
 
 from assay.reference_broker.auth import hash_password
 from assay.reference_broker.broker import Broker
+from assay.reference_broker.coap import bridge
 from assay.reference_broker.config import (
     AuthConfig,
     BrokerConfig,
@@ -180,6 +181,19 @@ def test_a_request_that_comes_again_is_done_once(served: Broker) -> None:
         client.loop(WAIT_S)
     assert [each.topic for each in found] == ["once/a", "once/b"]
     client.disconnect()
+
+
+def test_a_bug_of_the_broker_is_told(
+    served: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bridge, "publish_to_topic", fail)
+    assert str(ask(served, "a").code)[:4] == "5.00"
+    assert "by a bug of the broker" in caplog.text
+    monkeypatch.undo()
+    assert str(ask(served, "a").code)[:4] == "2.04", "and it goes on"
 
 
 def test_a_listener_is_alone_and_has_no_tls(tmp_path: Path) -> None:

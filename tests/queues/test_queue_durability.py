@@ -293,6 +293,7 @@ def test_what_was_on_its_way_to_the_dead_letters_undelivered_comes_for_the_first
             job.run()
             bench.engine.job_done(job, None, bench.now)
     bench.restart()
+    assert [group.retrying for group in bench.engine.stats("q").groups] == [0], "nobody has tried it"
     again = bench.consumer()
     bench.turn()
     assert again.counts == [1] * len(again.values)

@@ -48,7 +48,7 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         due_at = min(due_at, now + max(0.0, due_at - entry.claimed_at)) if due_at else now
         entry.deadline = due_at if due_at > now else group.ready_since(due_at)
         entry.last_consumer = record.consumer
-        # What was on its way to the dead letters without a delivery comes for the first time.
+        # What was on its way to the dead letters without a delivery comes for the first time; older brokers wrote 1.
         entry.released = not record.consumer and record.delivery_count == 1
         if not record.due_at_ms and not entry.released:
             entry.lost_at = now

@@ -301,8 +301,8 @@ class TimeToLive:
         if place.partition.sizes is not None:
             group.held_bytes -= place.partition.sizes.of(offset)
         now_ms = int(now * 1000)
-        # After a crash it waits for a delivery, finds itself expired, and goes the same way.
-        group.log.add(place.number, offset, "", now_ms, 1)
+        # After a crash it waits for its first delivery, or finds itself expired, and goes the same way.
+        group.log.add(place.number, offset, "", now_ms, 0)
         group.log.expire(place.number, offset, now_ms)
         self._agenda.groups_to_write[group] = None
         group.dead_letter(entry, reason, now, None)
