@@ -35,7 +35,7 @@ from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 import msgspec
 
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
-from assay.conformance.flow import Flow
+from assay.conformance.flow import Flow, has_wildcard, may_match_others
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import (
@@ -237,18 +237,6 @@ class ConnectFields(TypedDict, total=False):
     properties: Properties
 
 
-def _has_wildcard(topic_filter: str) -> bool:
-    return not {"+", "#", "$share", "$queue"}.isdisjoint(topic_filter.split("/"))
-
-
-def _may_match_others(topic_filter: str) -> bool:
-    """The filter may match topics of other cases."""
-    levels = topic_filter.split("/")
-    if levels[0] == "$share":
-        levels = levels[2:]
-    return not {"+", "#"}.isdisjoint(levels[:2])
-
-
 class CaseContext:
     """What a case works with: connections, names nobody else uses, checks, and the transcript."""
 
@@ -404,7 +392,10 @@ class CaseContext:
         began = time.monotonic()
         connection.connack = await connection.expect(Connack)
         self.greeting_s = max(self.greeting_s, time.monotonic() - began)
-        self.is_timed |= 0 < (connection.connack.properties.server_keep_alive or 0) < _SHORT_S
+        imposed_s = connection.connack.properties.server_keep_alive or 0
+        self.is_timed |= 0 < imposed_s < _SHORT_S
+        if imposed_s and packet.keep_alive_s in (0, _KEEP_ALIVE_S):  # the case has no opinion about it
+            connection.keep_alive(imposed_s / 2)
         if connection.connack.reason_code != 0:
             raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
@@ -520,13 +511,11 @@ class CaseContext:
         client has not named it. A case that is about who gets messages sees all its own.
         """
         if self._token not in topic.split("/"):
-            return _OF_ANOTHER_CASE.match(topic) is not None and not any(
-                map(_may_match_others, self.flow.all_filters())
-            )
+            return _OF_ANOTHER_CASE.match(topic) is not None and not any(map(may_match_others, self.flow.all_filters()))
         if sent_raw or not client_id or any(map(_ABOUT_MATCHING.match, self.case.clauses)):
             return False
         filters = self.flow.filters_of(client_id)
-        return topic not in filters and not any(map(_has_wildcard, filters))
+        return topic not in filters and not any(map(has_wildcard, filters))
 
     def is_of_another_case(self, frame: bytes) -> bool:
         """Whether a packet that cannot be read is a message of another case: that of one which sends such properties,

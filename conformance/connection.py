@@ -128,6 +128,11 @@ class Connection(asyncio.Protocol):
         """Identifiers of the deliveries that are not answered by such a packet, in the order in which they came."""
         self._at_qos_1: dict[int, Publish] = {}
         """Deliveries without PUBACK, by identifier."""
+        self._in_pieces = False
+        """Parts of a packet are sent by themselves, and nothing may come between them."""
+        self._pings: deque[bool] = deque()
+        """Pings without their answer, in order: whether it was sent to keep the connection alive."""
+        self._next_ping: asyncio.TimerHandle | None = None
 
     # asyncio.Protocol
 
@@ -160,6 +165,9 @@ class Connection(asyncio.Protocol):
                     self.ctx.look_at(self, packet)
                 if self._is_foreign(packet):
                     self._note_strange(frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
+                    continue
+                if isinstance(packet, Pingresp) and self._pings and self._pings.popleft():
+                    self._note_strange(frame, f"ITS PING KEPT THE CONNECTION ALIVE: {describe(packet)}")
                     continue
                 if self._is_repeated(packet):
                     self._note_strange(frame, f"ANSWERED BEFORE: {describe(packet)}")
@@ -276,6 +284,8 @@ class Connection(asyncio.Protocol):
             reason = f"connection reset ({exc})" if exc else "connection closed"
             self.ctx.transcript.add(self.name, "event", decoded=reason)
         self.closed = True
+        if self._next_ping is not None:
+            self._next_ping.cancel()
         self._transport = None  # asyncio fails on one that is aborted after its end
         self._wake.set()
 
@@ -322,7 +332,22 @@ class Connection(asyncio.Protocol):
         self._aliases[alias] = packet.topic or self._aliases.get(alias, "")
         return self._aliases[alias]
 
+    def keep_alive(self, every_s: float) -> None:
+        """Ping as often as that for as long as the connection lasts: its client did not ask to be watched."""
+        self._next_ping = asyncio.get_running_loop().call_later(every_s, self.ping_on, every_s)
+
+    def ping_on(self, every_s: float) -> None:
+        """A ping whose answer the case does not see, and on; none where it could come into a packet in parts."""
+        self.keep_alive(every_s)
+        if not (self._in_pieces or self.sent_raw or self._left):
+            frame = encode(Pingreq(), self.version)
+            self._pings.append(True)
+            self.ctx.transcript.add(self.name, "send", frame, "to keep the connection alive: PINGREQ")
+            self._write(frame)
+
     def _note_asked(self, packet: Packet, times: int = 1) -> None:
+        if isinstance(packet, Pingreq):
+            self._pings.extend([False] * times)
         for kind in ANSWERED_ONCE.get(type(packet), ()):
             if not isinstance(packet, Publish) or kind is _BY_QOS.get(packet.qos):
                 self._owed[kind, getattr(packet, "packet_id", 0)] += times
@@ -362,9 +387,11 @@ class Connection(asyncio.Protocol):
         said = f"cut at {', '.join(map(str, cuts))}: {describe_bytes(data, self.version)}"
         self.ctx.transcript.add(self.name, "send", data, said)
         self._note_bytes(data)
+        self._in_pieces = True
         for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
             self._write(data[start:end])
             await pause()
+        self._in_pieces = False
 
     def send_many(self, packet: Packet, times: int) -> None:
         """Send the same packet many times in one write; the transcript shows it once."""

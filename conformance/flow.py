@@ -16,6 +16,19 @@ _Key = tuple[str, int]
 """A message: its topic, and the hash of its payload."""
 
 
+def has_wildcard(topic_filter: str) -> bool:
+    """It matches more topics than one, or is shared."""
+    return not {"+", "#", "$share", "$queue"}.isdisjoint(topic_filter.split("/"))
+
+
+def may_match_others(topic_filter: str) -> bool:
+    """It may match topics of other cases."""
+    levels = topic_filter.split("/")
+    if levels[0] == "$share":
+        levels = levels[2:]
+    return not {"+", "#"}.isdisjoint(levels[:2])
+
+
 class Flow:
     """The messages of one case. Clients go by their identifiers, connections by any hashable."""
 

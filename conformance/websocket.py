@@ -112,6 +112,7 @@ class WebSocketConnection(Connection):
         reserved: int = 0,
     ) -> None:
         """Send one frame as told; after a wrong one the runner checks that the broker is still alive."""
+        self._in_pieces = True
         if not masked or reserved or opcode == Opcode.TEXT or opcode not in set(Opcode):
             self.ctx.sent_raw = True
         mask = self.ctx.rng.randbytes(4) if masked else None

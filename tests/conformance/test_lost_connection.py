@@ -12,7 +12,7 @@ from assay.conformance.case import CaseContext, load_cases
 from assay.conformance.connection import Connection
 from assay.conformance.rules import Rule, StepFailureError
 from assay.conformance.targets import Endpoint
-from assay.conformance.wire import Disconnect
+from assay.conformance.wire import Disconnect, Pingreq, Pingresp, encode
 
 
 def test_a_lost_transport_is_left_alone() -> None:
@@ -49,3 +49,46 @@ async def _close_what_is_lost() -> None:
     connection.close()
     connection.abort()
     transport.abort.assert_not_called()
+
+
+def test_a_client_that_did_not_ask_for_it_obeys_a_server_keep_alive_by_pings_that_its_case_does_not_see() -> None:
+    """On a slow machine a subscriber that had nothing to send was ended for its silence, and the broker accused."""
+    asyncio.run(_obey_a_server_keep_alive())
+
+
+async def _obey_a_server_keep_alive() -> None:
+    case = load_cases()["mqtt5/slow-clients/a-trickling-publish-arrives-whole"]
+    ctx = CaseContext(case, Endpoint(host="127.0.0.1", port=1), {}, run_token="t", seed=1)
+    connection, transport = Connection(ctx, "client", 5), Mock(spec=asyncio.Transport)
+    transport.is_closing.return_value = False
+    connection.connection_made(transport)
+    ping, answer = encode(Pingreq(), 5), encode(Pingresp(), 5)
+
+    def written() -> list[bytes]:
+        return [call.args[0] for call in transport.write.call_args_list]
+
+    connection.keep_alive(600.0)
+    assert written() == []
+    connection.ping_on(600.0)
+    assert written() == [ping]
+    barrier = asyncio.create_task(connection.barrier())
+    await asyncio.sleep(0)
+    assert written() == [ping, ping]
+    connection.data_received(answer)  # of the first, which kept the connection alive
+    await asyncio.sleep(0)
+    assert not barrier.done()
+    connection.data_received(answer)
+    async with ctx.time_limit(10.0):
+        assert await barrier == []
+    connection.data_received(answer)
+    assert "ANSWERED BEFORE" in ctx.transcript.lines[-1].decoded  # nobody asked for a third one
+
+    during: list[bytes] = []
+
+    async def pause() -> None:
+        connection.ping_on(600.0)
+        during.extend(written()[2:])
+
+    await connection.send_in_pieces(ping, pause=pause)
+    assert during == [ping[:1], ping[:1], ping[1:]]  # nothing came into the packet
+    connection.connection_lost(None)
