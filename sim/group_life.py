@@ -135,6 +135,7 @@ class GroupLife:
         *("ack many",) * 3,
         *("claim",) * 3,
         *("expire",) * 2,
+        "annotate",
         *("sync",) * 6,
         *("overlapping sync",) * 3,
         *("snapshot",) * 2,
@@ -157,7 +158,7 @@ class GroupLife:
             self.counts[name] = self.counts.get(name, 0) + 1
             self._now_ms += 10
             match name:
-                case "deliver" | "ack" | "ack many" | "claim" | "expire":
+                case "deliver" | "ack" | "ack many" | "claim" | "expire" | "annotate":
                     self._change(name)
                 case "sync":
                     self._sync()
@@ -199,7 +200,7 @@ class GroupLife:
                 if ranges[0][0] <= place[1] < ranges[0][1]:
                     model.say(place, None)
             group.ack_many(partition, ranges)
-        elif name in ("claim", "expire"):
+        elif name in ("claim", "expire", "annotate"):
             for place in chosen:
                 entry = model.pending[place]
                 if name == "claim":
@@ -212,6 +213,10 @@ class GroupLife:
                         )
                     )
                     group.claim(*place, "c2", self._now_ms, entry.delivery_count + 1)
+                elif name == "annotate":
+                    noted = b"%d" % self._now_ms
+                    self._say(entry._replace(annotations=noted))
+                    group.annotate(*place, noted)
                 else:
                     self._say(entry._replace(due_at_ms=self._now_ms + 50))
                     group.expire(*place, self._now_ms + 50)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.routing.properties import MessageProperties, properties_bytes
+from assay.reference_broker.routing.properties import MessageProperties, decode_table, merged, properties_bytes
 
 MESSAGE_OVERHEAD_BYTES = 512
 """What the objects around a small message take."""
@@ -50,6 +50,13 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
 def changed(message: Message, **fields: object) -> Message:
     """A copy with other values of some fields; nobody holds it yet."""
     return msgspec.structs.replace(message, **fields, written=b"", memory_bytes=0, holders=0)
+
+
+def annotated(message: Message, annotations: bytes) -> Message:
+    """A copy on which consumers have noted this, too: an encoded table. Raises :class:`ValueError` when it is none."""
+    own = message.properties or MessageProperties()
+    notes = merged(own.annotations, decode_table(annotations))
+    return changed(message, properties=msgspec.structs.replace(own, annotations=notes))
 
 
 def text_bytes(text: str) -> int:

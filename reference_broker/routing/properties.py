@@ -14,6 +14,8 @@ import msgspec
 
 MAX_DEPTH: Final = 32
 """Tables in tables."""
+MAX_ANNOTATIONS_BYTES: Final = 1_024
+"""Of what consumers noted on one message in all, encoded."""
 FORMAT_VERSION: Final = 1
 _VALUE_BYTES = 64
 """What a value takes in memory beside its characters."""
@@ -80,6 +82,10 @@ class Typed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """bool, int, float, str, bytes or None, as its kind says; of kinds that hold others a tuple of :class:`Typed`."""
 
 
+Table = tuple[tuple[str, Typed], ...]
+"""Names and values."""
+
+
 class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Properties of a message, but for those that MQTT knows as well (content type, reply-to, expiry, ...)."""
 
@@ -107,12 +113,15 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Of AMQP 0.9.1, by which it came to its queue; None = by the queue's name, or not over AMQP 0.9.1."""
     routing_key: str | None = None
     """As its publisher gave it to that exchange."""
+    annotations: Table = ()
+    """What consumers noted on it as they gave it back: message annotations of AMQP 1.0 (3.4.5)."""
     sections: tuple[tuple[str, bytes], ...] = ()
     """Sections of AMQP 1.0 that the broker does not read, by name, as their bytes are: the bare message among them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(MessageProperties)
+_table_decoder = msgspec.msgpack.Decoder(Table)
 
 
 def encode_properties(properties: MessageProperties) -> bytes:
@@ -122,16 +131,40 @@ def encode_properties(properties: MessageProperties) -> bytes:
 
 def decode_properties(data: bytes) -> MessageProperties:
     """The opposite. Raises :class:`ValueError` for another format, and for what the broker does not write."""
-    if data[:1] != bytes((FORMAT_VERSION,)):
-        message = f"properties of format {data[:1].hex() or 'none'}; this version reads format {FORMAT_VERSION:02x}"
-        raise ValueError(message)
-    raw = _decoder.decode(data[1:])
+    raw = _decoder.decode(_body(data))
     return msgspec.structs.replace(
         raw,
         message_id=None if raw.message_id is None else _read(raw.message_id),
         correlation_id=None if raw.correlation_id is None else _read(raw.correlation_id),
-        headers=tuple([(name, _read(value)) for name, value in raw.headers]),
+        headers=_read_table(raw.headers),
+        annotations=_read_table(raw.annotations),
     )
+
+
+def encode_table(table: Table) -> bytes:
+    """Names and values by themselves, in the same format."""
+    return bytes((FORMAT_VERSION,)) + _encode(table)
+
+
+def decode_table(data: bytes) -> Table:
+    """The opposite; an empty one for no bytes. Raises :class:`ValueError` as :func:`decode_properties`."""
+    return _read_table(_table_decoder.decode(_body(data))) if data else ()
+
+
+def merged(table: Table, newer: Table) -> Table:
+    """What is in either; of values of one name the newer one."""
+    return tuple({**dict(table), **dict(newer)}.items())
+
+
+def _body(data: bytes) -> bytes:
+    if data[:1] != bytes((FORMAT_VERSION,)):
+        message = f"properties of format {data[:1].hex() or 'none'}; this version reads format {FORMAT_VERSION:02x}"
+        raise ValueError(message)
+    return data[1:]
+
+
+def _read_table(raw: Table) -> Table:
+    return tuple([(name, _read(value)) for name, value in raw])
 
 
 def _read(raw: Typed) -> Typed:
@@ -205,7 +238,7 @@ def properties_bytes(properties: MessageProperties) -> int:
     for value in (properties.message_id, properties.correlation_id):
         if value is not None:
             size += _value_bytes(value)
-    for name, value in properties.headers:
+    for name, value in (*properties.headers, *properties.annotations):
         size += _VALUE_BYTES + 4 * len(name) + _value_bytes(value)
     for name, data in properties.sections:
         size += _VALUE_BYTES + 4 * len(name) + len(data)

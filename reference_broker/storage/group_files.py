@@ -1,12 +1,14 @@
 """The snapshot of a consumer group, in FluxMQ's files: cursors in ``<group>.cur``, pending entries in ``<group>.pel``.
 
 Both are JSON with Go's capitalised field names and an indent of two spaces. They are read as FluxMQ wrote them with
-partitions (January 2026) and after it had given partitions up; they are written in the first form. ``DueAt`` is ours:
-only entries that wait for redelivery have it, and readers of FluxMQ's own fields pass over it.
+partitions (January 2026) and after it had given partitions up; they are written in the first form. ``DueAt`` and
+``Annotations`` are ours: only entries that wait for redelivery have the one, and those that consumers noted something
+on the other (Base64 of an encoded table); readers of FluxMQ's own fields pass over them.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -76,11 +78,13 @@ class PendingFileEncoder:
         """Take entries in, in the order in which each consumer's shall be listed; returns how many there were."""
         known = self._by_consumer
         count = characters = 0
-        for partition, offset, consumer, claimed_at_ms, due_at_ms, delivery_count in entries:
+        for partition, offset, consumer, claimed_at_ms, due_at_ms, delivery_count, noted in entries:
             listed = known.get(consumer)
             if listed is None:
                 listed = known[consumer] = (_text(consumer), [])
             due = "" if consumer and not due_at_ms else f',\n        "DueAt": {due_at_ms}'
+            if noted:
+                due += f',\n        "Annotations": "{b64encode(noted).decode()}"'
             encoded = (
                 f'      {{\n        "Offset": {offset},\n        "PartitionID": {partition},\n'
                 f'        "ConsumerID": {listed[0]},\n        "ClaimedAt": {claimed_at_ms},\n'
@@ -137,6 +141,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     claimed_at_ms: int = msgspec.field(name="ClaimedAt")
     delivery_count: int = msgspec.field(name="DeliveryCount")
     due_at_ms: int = msgspec.field(name="DueAt", default=0)
+    annotations: bytes = msgspec.field(name="Annotations", default=b"")
 
 
 class _PendingDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +189,7 @@ def decode_pending_file(data: bytes) -> PendingFile:
                     entry.claimed_at_ms,
                     entry.due_at_ms,
                     entry.delivery_count,
+                    entry.annotations,
                 )
             )
     return PendingFile(group=document.group_id, entries=tuple(entries), saved_at_ms=document.saved_at)

@@ -16,10 +16,13 @@ Each operation starts with its code u8, an offset u64 and a partition u32. Then 
 6     ack ranges  uvarint number of ranges; each: uvarint offsets skipped since the last, uvarint length
 7     rewind
 8     add run     as add, then uvarint number of offsets that follow each other
+9     annotate    uvarint length and all that consumers noted on the message so far, as a table of
+              :mod:`assay.reference_broker.routing.properties`
 ====  ==========  ====================================================================================
 
 Every field is absolute, so a whole log may be replayed over a snapshot taken anywhere within it. Version 1 had only
 the codes 1 to 5, claims without a count (each meant one more), no sequence, and a checksum of the body alone.
+Version 2 had the codes 1 to 8.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from assay.reference_broker.storage.disk import DiskFile
 from assay.reference_broker.storage.record import RecordError, read_uvarint, uvarint
 
 MAGIC = 0x4C455046
-VERSION = 2
+VERSION = 3
+_LAST_CODES = {1: 5, 2: 8, 3: 9}
+"""By version."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 256 * 1024
 MAX_RUN = 65_536
@@ -71,13 +76,14 @@ class Code(IntEnum):
     ACK_RANGES = 6
     REWIND = 7
     ADD_RUN = 8
+    ANNOTATE = 9
 
 
 class Operation(NamedTuple):
     """One operation as replay sees it; a batch ack is one per range."""
 
     code: Code
-    """ADD, ACK, CLAIM, EXPIRE, CURSOR or REWIND: runs and ranges only widen ADD and ACK."""
+    """ADD, ACK, CLAIM, EXPIRE, CURSOR, REWIND or ANNOTATE: runs and ranges only widen ADD and ACK."""
     partition: int
     offset: int
     end: int
@@ -87,6 +93,7 @@ class Operation(NamedTuple):
     """ADD and CLAIM: when it was delivered. EXPIRE: when it is due."""
     delivery_count: int = 0
     """0 in a claim of version 1: one more than before."""
+    annotations: bytes = b""
 
 
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +151,8 @@ def decode_header(data: bytes) -> LogHeader | None:
     checked = body if version == 1 else data[:_CHECKED_HEADER_BYTES] + body
     if crc32c(checked) != checksum:
         return None
-    if version not in (1, VERSION):
-        message = f"a group's operation log has version {version}; this broker reads versions 1 and {VERSION}"
+    if version not in _LAST_CODES:
+        message = f"a group's operation log has version {version}; this broker reads versions 1 to {VERSION}"
         raise LogError(message)
     try:
         group, at = _read_name(body, 0)
@@ -289,7 +296,7 @@ def decode_operations(payload: bytes, version: int = VERSION) -> list[Operation]
 def _decode(payload: bytes, at: int, version: int, operations: list[Operation]) -> int:
     number, offset, partition = PLACE.unpack_from(payload, at)
     at += PLACE.size
-    if not Code.ADD <= number <= (Code.CURSOR if version == 1 else Code.ADD_RUN):
+    if not Code.ADD <= number <= _LAST_CODES[version]:
         message = f"unknown operation {number}"
         raise RecordError(message)
     code = Code(number)
@@ -297,11 +304,13 @@ def _decode(payload: bytes, at: int, version: int, operations: list[Operation]) 
         return _decode_delivery(payload, at, version, Operation(code, partition, offset, offset + 1), operations)
     if code is Code.ACK_RANGES:
         return _decode_ranges(payload, at, partition, offset, operations)
-    due_at_ms = 0
+    due_at_ms, annotations = 0, b""
     if code is Code.EXPIRE:
         (due_at_ms,) = _TIME.unpack_from(payload, at)
         at += _TIME.size
-    operations.append(Operation(code, partition, offset, offset + 1, at_ms=due_at_ms))
+    elif code is Code.ANNOTATE:
+        annotations, at = _read_bytes(payload, at)
+    operations.append(Operation(code, partition, offset, offset + 1, at_ms=due_at_ms, annotations=annotations))
     return at
 
 
@@ -345,7 +354,12 @@ def _decode_ranges(payload: bytes, at: int, partition: int, offset: int, operati
 
 
 def _read_name(data: bytes, at: int) -> tuple[str, int]:
+    raw, at = _read_bytes(data, at)
+    return raw.decode(), at
+
+
+def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = read_uvarint(data, at)
     if at + size > len(data):
         raise RecordError("a name reaches past the end")
-    return data[at : at + size].decode(), at + size
+    return data[at : at + size], at + size

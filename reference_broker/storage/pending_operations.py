@@ -113,6 +113,11 @@ class OperationCollector:
             self._end_open()
         self._operations.append(PLACE_TIME.pack(_EXPIRE, offset, partition, due_at_ms))
 
+    def annotate(self, partition: int, offset: int, annotations: bytes) -> None:
+        """See :meth:`PendingLog.annotate`."""
+        self._end_open()
+        self._operations.append(_pack_place(Code.ANNOTATE, offset, partition) + uvarint(len(annotations)) + annotations)
+
     def move_cursor(self, partition: int, offset: int) -> None:
         """See :meth:`PendingLog.move_cursor`."""
         self._end_open()

@@ -54,7 +54,7 @@ class PendingState:
         return applied
 
     def _add(self, operation: Operation) -> None:
-        _, partition, start, end, consumer, at_ms, count = operation
+        _, partition, start, end, consumer, at_ms, count, _ = operation
         shards = self.shards
         for offset in range(start, end):
             entry = PendingRecord(partition, offset, consumer, at_ms, 0, count)
@@ -89,7 +89,7 @@ class PendingState:
         self._drop(partition, offset, None)
 
     def change(self, operation: Operation) -> None:
-        """A claim or an expiry; of an entry that is settled it says nothing."""
+        """A claim, an expiry or annotations; of an entry that is settled it says nothing."""
         shard = self.shards[operation.offset % SHARDS]
         place = (operation.partition, operation.offset)
         entry = shard.get(place)
@@ -97,6 +97,8 @@ class PendingState:
             return
         if operation.code is Code.EXPIRE:
             shard[place] = entry._replace(due_at_ms=operation.at_ms)
+        elif operation.code is Code.ANNOTATE:
+            shard[place] = entry._replace(annotations=operation.annotations)
         else:
             count = operation.delivery_count or min(entry.delivery_count + 1, MAX_DELIVERY_COUNT)
-            shard[place] = PendingRecord(*place, operation.consumer, operation.at_ms, 0, count)
+            shard[place] = PendingRecord(*place, operation.consumer, operation.at_ms, 0, count, entry.annotations)

@@ -11,12 +11,14 @@ import pytest
 
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_settlement
-from assay.reference_broker.queues import BackgroundJob
+from assay.reference_broker.queues import BackgroundJob, Delivery, SettleRequest
+from assay.reference_broker.queues.delivery.settle_request import Outcome as SettledAs
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
+from assay.reference_broker.routing.properties import Kind, Typed
 from tests.support.watched_disk import WatchedDisk
 
 from .conftest import BenchConsumer, Outcome, QueueBench
@@ -46,7 +48,7 @@ class Life:
 
     def __init__(self, bench: QueueBench, disk: WatchedDisk, seed: int) -> None:
         self.bench, self.disk, self.rng = bench, disk, random.Random(seed)
-        self.fails = seed % 3 == 0
+        self.fails, self.notes = seed % 3 == 0, seed % 7 == 6
         self.jobs: list[BackgroundJob] = []
         self.asked: list[tuple[str, Outcome]] = []
         self.consumers: list[BenchConsumer] = []
@@ -99,9 +101,21 @@ class Life:
         holding = [each for each in self.consumers if each.got]
         if holding:
             consumer = self.rng.choice(holding)
-            way = self.rng.choice((consumer.ack, consumer.nack, consumer.reject))
+            ways = consumer.ack, consumer.nack, consumer.reject
+            way = self.rng.choice((*ways, self.note) if self.notes else ways)
             consumer.room += 1
             self.asked.append(("settle", way(consumer.got.pop(self.rng.randrange(len(consumer.got))))))
+
+    def note(self, delivery: Delivery) -> Outcome:
+        outcome = Outcome()
+        request = SettleRequest(
+            outcome=self.rng.choice((SettledAs.FAIL, SettledAs.RELEASE, SettledAs.REJECT)),
+            message_ids=(delivery.message_id,),
+            group=delivery.group,
+            annotations=(("seen", Typed(Kind.U32, len(self.asked))),),
+        )
+        self.bench.engine.settle(delivery.queue, request, consumer_id=None, now=self.bench.now, on_done=outcome)
+        return outcome
 
     def claim(self) -> None:
         consumer = self.rng.choice(self.consumers or [None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 
 import pytest
 from hypothesis import given, settings
@@ -70,10 +71,12 @@ def test_a_pending_file_is_these_bytes() -> None:
         PendingRecord(0, 9, "", 1_001, 2_000, 4),
         PendingRecord(0, 6, 'ü"\\\n', 1_002, 0, 2),
         PendingRecord(0, 8, "c-1", 1_003, 0, 3),
-        PendingRecord(0, 4, "c-1", 1_004, 3_000, 1),
+        PendingRecord(0, 4, "c-1", 1_004, 3_000, 1, b"\0noted"),
     ]
     listed: dict[str, list[dict[str, object]]] = {}
-    for partition, offset, consumer, claimed_at, due_at, count in sorted(entries, key=lambda entry: entry.consumer):
+    for partition, offset, consumer, claimed_at, due_at, count, noted in sorted(
+        entries, key=lambda entry: entry.consumer
+    ):
         fields: dict[str, object] = {
             "Offset": offset,
             "PartitionID": partition,
@@ -81,7 +84,9 @@ def test_a_pending_file_is_these_bytes() -> None:
             "ClaimedAt": claimed_at,
             "DeliveryCount": count,
         }
-        listed.setdefault(consumer, []).append(fields | ({} if consumer and not due_at else {"DueAt": due_at}))
+        fields |= {} if consumer and not due_at else {"DueAt": due_at}
+        fields |= {"Annotations": b64encode(noted).decode()} if noted else {}
+        listed.setdefault(consumer, []).append(fields)
     wanted = go_json({"version": 1, "group_id": "g", "entries": listed, "saved_at": 77})
     assert encode_pending("g", entries, 77) == wanted
     assert decode_pending_file(wanted) == PendingFile(

@@ -38,6 +38,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("ack_many"), st.integers(0, 2), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 14)))),
     st.tuples(st.just("claim"), PLACES, st.sampled_from(["c", "e"]), st.integers(3, 2**63), st.integers(1, 70_000)),
     st.tuples(st.just("expire"), PLACES, st.integers(0, 2**63)),
+    st.tuples(st.just("annotate"), PLACES, st.sampled_from([b"", b"1", bytes(200)])),
     st.tuples(st.just("cursor"), PLACES),
     st.tuples(st.just("rewind"), PLACES),
 )
@@ -68,14 +69,19 @@ class Model:
                 log.ack_many(partition, ranges)
             case ("claim", (int(partition), int(offset)), str(consumer), int(at_ms), int(count)):
                 if (partition, offset) in self.entries:
+                    noted = self.entries[partition, offset].annotations
                     self.entries[partition, offset] = PendingRecord(
-                        partition, offset, consumer, at_ms, 0, min(count, 65_535)
+                        partition, offset, consumer, at_ms, 0, min(count, 65_535), noted
                     )
                 log.claim(partition, offset, consumer, at_ms, count)
             case ("expire", (int(partition), int(offset)), int(due_at_ms)):
                 if (entry := self.entries.get((partition, offset))) is not None:
                     self.entries[partition, offset] = entry._replace(due_at_ms=due_at_ms)
                 log.expire(partition, offset, due_at_ms)
+            case ("annotate", (int(partition), int(offset)), bytes(noted)):
+                if (entry := self.entries.get((partition, offset))) is not None:
+                    self.entries[partition, offset] = entry._replace(annotations=noted)
+                log.annotate(partition, offset, noted)
             case ("cursor", (int(partition), int(offset))):
                 self.cursors[partition] = offset
                 log.move_cursor(partition, offset)
@@ -239,7 +245,7 @@ def test_random_bytes_are_no_crash(data: bytes, with_header: bool) -> None:
     assert records == []
 
 
-@given(st.binary(max_size=300), st.sampled_from([1, 2]))
+@given(st.binary(max_size=300), st.sampled_from([1, 2, 3]))
 @settings(max_examples=300, deadline=None)
 def test_random_operations_behind_a_sound_checksum_are_no_crash(payload: bytes, version: int) -> None:
     try:
@@ -259,7 +265,9 @@ def operation(code: int, *rest: bytes) -> bytes:
     "payload",
     [
         operation(0),
+        operation(10),
         operation(9),
+        operation(9, b"\x05abcd"),
         operation(2)[:-1],
         operation(1, b"\x05abc"),
         operation(1, b"\x01\xff" + bytes(10)),
@@ -276,6 +284,13 @@ def operation(code: int, *rest: bytes) -> bytes:
 def test_an_impossible_operation_is_refused(payload: bytes) -> None:
     with pytest.raises(RecordError):
         decode_operations(payload)
+
+
+@pytest.mark.parametrize(("version", "code"), [(1, 6), (2, 9)])
+def test_an_operation_of_a_later_version_is_refused(version: int, code: int) -> None:
+    payload = operation(code, b"\x01\x00\x01")
+    with pytest.raises(RecordError, match=f"unknown operation {code}"):
+        decode_operations(payload.replace(struct.pack("<Q", 2**64 - 2), bytes(8)), version)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -337,7 +352,7 @@ def test_random_bytes_are_no_header(data: bytes) -> None:
 def test_a_header_knows_its_place_in_the_chain() -> None:
     header = decode_header(encode_header("g", "a/#", sequence=7, previous_bytes=2**33) + b"frames")
     assert header is not None
-    assert (header.version, header.group, header.pattern) == (2, "g", "a/#")
+    assert (header.version, header.group, header.pattern) == (3, "g", "a/#")
     assert (header.sequence, header.previous_bytes, header.size) == (7, 2**33, 16 + 6 + 6)
     with pytest.raises(LogError, match="version 9"):
         decode_header(_with_version(9))

@@ -107,7 +107,7 @@ def test_the_bytes_are_these() -> None:
     log.move_cursor(3, 260)
     log.flush()
     found = content(disk)
-    assert HEADER[:12].hex() == "4650454c020000000d000000"
+    assert HEADER[:12].hex() == "4650454c030000000d000000"
     assert HEADER[16:] == b"\x01g\x08images/#\0\0"
     assert HEADER[12:16] == struct.pack("<I", crc32c(HEADER[:12] + HEADER[16:]))
     frame = found[len(HEADER) :]
@@ -216,10 +216,10 @@ def test_a_header_tells_group_and_pattern() -> None:
 
 
 def test_an_unknown_version_is_a_clear_error_and_nothing_is_touched() -> None:
-    start = struct.pack("<IHHI", 0x4C455046, 3, 0, 4)
+    start = struct.pack("<IHHI", 0x4C455046, 4, 0, 4)
     log = start + struct.pack("<I", crc32c(start + b"\x01g\0\0")) + b"\x01g\0\0" + b"more"
     disk = disk_with(log)
-    with pytest.raises(LogError, match=r"g\.pel\.log.*version 3.*versions 1 and 2"):
+    with pytest.raises(LogError, match=r"g\.pel\.log.*version 4.*versions 1 to 3"):
         open_log(disk)
     assert content(disk) == log
 
@@ -299,11 +299,11 @@ def test_a_damaged_header_is_kept_beside_a_new_log() -> None:
 def test_an_unknown_operation_is_damage_not_a_crash() -> None:
     disk = MemoryDisk()
     log = open_log(disk)
-    log._operations.append(b"\x09" + bytes(12))
+    log._operations.append(b"\x63" + bytes(12))
     log.flush()
     notes: list[str] = []
     assert open_log(disk, notes).recovered == []
-    assert "unknown operation 9" in notes[0]
+    assert "unknown operation 99" in notes[0]
 
 
 # -- version 1 ---------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def version_1_log() -> bytes:
     return header + frames
 
 
-def test_a_log_of_version_1_goes_on_in_version_2() -> None:
+def test_a_log_of_version_1_goes_on_in_todays() -> None:
     disk = disk_with(version_1_log() + b"torn")
     disk.open(PATH + ".tmp", create=True).append(b"unfinished")
     log = open_log(disk)
@@ -340,7 +340,7 @@ def test_a_log_of_version_1_goes_on_in_version_2() -> None:
     sync(log)
     assert log.wants_snapshot(1), "to be rid of it"
     take_snapshot(log, {0: CursorRecord(7, 6), 3: CursorRecord(8, 8)}, log.recovered)
-    assert content(disk)[4:6] == b"\2\0"
+    assert content(disk)[4:6] == b"\3\0"
     assert not disk.exists(PATH + ".next")
     assert not log.wants_snapshot(1)
     again = open_log(disk)

@@ -19,7 +19,7 @@ class Model:
         self.cursors: dict[int, int] = {}
 
     def apply(self, operation: Operation) -> None:
-        code, partition, start, end, consumer, at_ms, count = operation
+        code, partition, start, end, consumer, at_ms, count, noted = operation
         entry = self.entries.get((partition, start))
         if code is Code.ADD:
             for offset in range(start, end):
@@ -37,7 +37,10 @@ class Model:
                 del self.entries[place]
         elif entry is not None and code is Code.CLAIM:
             count = count or min(entry.delivery_count + 1, MAX_DELIVERY_COUNT)
-            self.entries[partition, start] = PendingRecord(partition, start, consumer, at_ms, 0, count)
+            kept = entry.annotations
+            self.entries[partition, start] = PendingRecord(partition, start, consumer, at_ms, 0, count, kept)
+        elif entry is not None and code is Code.ANNOTATE:
+            self.entries[partition, start] = entry._replace(annotations=noted)
         elif entry is not None:
             self.entries[partition, start] = entry._replace(due_at_ms=at_ms)
 
@@ -46,7 +49,9 @@ def _drawn(rng: random.Random, model: Model) -> Operation:
     """An operation; most begin or end at an entry that is pending, in its own partition or another one."""
     partition, offset = rng.choice([*model.entries, (rng.randrange(3), rng.randrange(40))])
     partition = rng.choice([partition, partition, rng.randrange(3)])
-    code = rng.choice([Code.ADD, Code.ADD, Code.ACK, Code.ACK, Code.CLAIM, Code.CLAIM, Code.EXPIRE, Code.CURSOR])
+    code = rng.choice(
+        [Code.ADD, Code.ADD, Code.ACK, Code.ACK, Code.CLAIM, Code.CLAIM, Code.EXPIRE, Code.CURSOR, Code.ANNOTATE]
+    )
     if rng.random() < 0.03:
         code = Code.REWIND
     end = offset + 1
@@ -57,7 +62,8 @@ def _drawn(rng: random.Random, model: Model) -> Operation:
         offset = max(0, rng.choice([offset, offset + 1, offset - width, offset - width + 1]))
         end = offset + width
     count = rng.choice([0, 0, 1, 7, MAX_DELIVERY_COUNT]) if code is Code.CLAIM else rng.choice([1, MAX_DELIVERY_COUNT])
-    return Operation(code, partition, offset, end, rng.choice("cd"), rng.randrange(1, 9), count)
+    noted = rng.choice((b"", b"1", b"22")) if code is Code.ANNOTATE else b""
+    return Operation(code, partition, offset, end, rng.choice("cd"), rng.randrange(1, 9), count, noted)
 
 
 @pytest.mark.parametrize("seed", range(20))

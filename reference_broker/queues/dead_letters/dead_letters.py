@@ -12,7 +12,7 @@ from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.messages.address import dead_letter_name, message_id_of, topic_of
 from assay.reference_broker.queues.messages.lanes import named
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, annotated
 
 PROPERTY_PREFIX = "_dlq_"
 ORIGINAL_QUEUE = "_dlq_original_queue"
@@ -52,7 +52,7 @@ def dead_letter_message(
     queue: str, group: str, entry: PendingEntry, stored: StoredMessage, reason: str, now: float
 ) -> Message:
     """The message as the dead-letter queue keeps it: the original, and where it came from and why."""
-    message = stored.message
+    message = annotated(stored.message, entry.annotations) if entry.annotations else stored.message
     partition = entry.place.index
     history = (
         (ORIGINAL_QUEUE, queue),

@@ -27,7 +27,7 @@ from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneSche
 from assay.reference_broker.queues.messages.stored_message import StoredMessage, is_at_once
 from assay.reference_broker.queues.messages.trace_context import with_delivery_context
 from assay.reference_broker.queues.partitions.partition import QueuePartition
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import Message, annotated
 from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.routing.topics import matches
 from assay.reference_broker.trace.durations import COARSE_S
@@ -530,7 +530,7 @@ class Dispatcher:
         consumer.credit -= 1
         if group.shared_limit:
             group.in_flight += 1
-        message = stored.message
+        message = stored.message if not entry.annotations else annotated(stored.message, entry.annotations)
         traced = place.partition.traced.get(offset) if place.partition.traced else None
         if traced is not None:
             message = self._with_context(message, traced, consumer, entry.delivery_count, now)
@@ -648,7 +648,10 @@ class Dispatcher:
         """A settlement within the delivery call: in the log it must follow the delivery."""
         if entry.state is SETTLED:
             self._group.log.ack(entry.place.number, entry.offset)
-        elif entry.state is EntryState.WAITING:
+            return
+        if entry.annotations:
+            self._group.annotate(entry, entry.annotations)
+        if entry.state is EntryState.WAITING:
             self._group.log.expire(entry.place.number, entry.offset, int(entry.deadline * 1000))
 
     # -- passing over --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.routing.properties import Table
 
 MAX_DELIVERIES = 10_000
 """Deliveries that one settlement may name."""
@@ -25,6 +26,14 @@ class Outcome(Enum):
     """It can never be done: it goes to the dead-letter queue."""
     EXTEND = "extend"
     """None yet: it shall time out later."""
+
+    @classmethod
+    def modified(cls, *, failed: bool, undeliverable_here: bool) -> Outcome:
+        """What ``modified`` of AMQP 1.0 (3.4.5) comes to. What a consumer must not get again goes to the dead letters,
+        as with RabbitMQ: else it might wait for ever for a consumer of the group that takes it."""
+        if undeliverable_here:
+            return cls.REJECT
+        return cls.FAIL if failed else cls.RELEASE
 
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +54,9 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Fail: deliver again no earlier than so long from now."""
     extend_s: float | None = None
     """Extend: the new deadline is so long from now; None = the queue's delivery timeout."""
+    annotations: Table = ()
+    """Fail, release, reject: the next deliveries and dead letters have these, too, instead of older ones of their
+    names; with those :data:`MAX_ANNOTATIONS_BYTES` at most."""
     reason: str = ""
     generation: int | None = None
     """Refused unless it is the current one of the group."""

@@ -12,9 +12,11 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, i
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import message_id_of, parse_message_id, parse_receipt
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.routing.properties import MAX_ANNOTATIONS_BYTES, decode_table, encode_table, merged
 from assay.reference_broker.trace.schema import TraceKind
 
 _ACCEPT = Outcome.ACCEPT
+_GIVES_BACK = frozenset((Outcome.FAIL, Outcome.RELEASE, Outcome.REJECT))
 _NONE_PENDING: dict[int, PendingEntry] = {}
 _NAMES_NOTHING = "a settlement must name its delivery: message-id, receipt, or partition and offset"
 REJECTED = "rejected by consumer"
@@ -173,7 +175,8 @@ def settle_request(
     for every other problem.
     """
     ids = request.message_ids
-    if len(ids) == 1 and request.delay_s is None and request.extend_s is None and request.within is None:
+    special = request.annotations or request.delay_s is not None or request.extend_s is not None
+    if len(ids) == 1 and not special and request.within is None:
         # What nearly every settlement is.
         offset = request.ranges[0][0] if request.ranges else None
         partition, at = place_of(queue, ids[0], request.partition, offset)
@@ -227,7 +230,10 @@ def settle_request(
         if sum(map(len, missing.values())) == 1:
             raise problem
         raise _not_pending(queue, 0, missing)
+    notes = _notes(found, request) if request.annotations else {}
     joint = JointConfirm(on_done or ignore)
+    for entry, noted in notes.items():
+        found[entry].annotate(entry, noted)
     if request.within is None:
         apply(found, request, now, joint)
     else:
@@ -235,6 +241,25 @@ def settle_request(
     if missing:
         joint.part()(_not_pending(queue, len(found), missing))
     joint.close()
+
+
+def _notes(found: _Found, request: SettleRequest) -> dict[PendingEntry, bytes]:
+    """What is noted on each from now on. Raises :class:`QueueError` (BAD_OPTION)."""
+    if request.outcome not in _GIVES_BACK:
+        text = f"nothing can be noted on what is settled by {request.outcome.value}"
+        raise QueueError(QueueErrorCode.BAD_OPTION, text)
+    notes: dict[PendingEntry, bytes] = {}
+    known: dict[bytes, bytes] = {}
+    for entry in found:
+        after = known.get(entry.annotations)
+        if after is None:
+            after = encode_table(merged(decode_table(entry.annotations), request.annotations))
+            if len(after) > MAX_ANNOTATIONS_BYTES:
+                text = f"with what was noted before these are {len(after)} bytes; the limit is {MAX_ANNOTATIONS_BYTES}"
+                raise QueueError(QueueErrorCode.BAD_OPTION, text)
+            known[entry.annotations] = after
+        notes[entry] = after
+    return notes
 
 
 def _may_hold(group: ConsumerGroup, consumer_id: str) -> bool:

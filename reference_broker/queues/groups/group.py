@@ -429,6 +429,11 @@ class ConsumerGroup(GroupState):
         self.trace(TraceKind.RETRY_SCHEDULED, entry, "released")
         self._wait(entry, now)
 
+    def annotate(self, entry: PendingEntry, annotations: bytes) -> None:
+        """All that consumers have noted on it so far; what becomes of it now follows."""
+        entry.annotations = annotations
+        self.log.annotate(entry.place.number, entry.offset, annotations)
+
     def wait_again(self, entry: PendingEntry, now: float) -> None:
         """An entry that is with nobody waits for its next delivery."""
         self._wait(entry, now)

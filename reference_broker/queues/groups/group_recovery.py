@@ -6,6 +6,7 @@ from math import inf, nextafter
 
 from assay.reference_broker.queues.groups.group_state import GroupState
 from assay.reference_broker.queues.groups.pending import PendingEntry
+from assay.reference_broker.routing.properties import decode_table
 
 
 def seconds_of(milliseconds: int) -> float:
@@ -52,6 +53,11 @@ def recover(group: GroupState, now: float, *, volatile: bool) -> None:
         entry.released = not record.consumer and record.delivery_count == 1
         if not record.due_at_ms and not entry.released:
             entry.lost_at = now
+        try:
+            decode_table(record.annotations)
+            entry.annotations = record.annotations
+        except ValueError as error:
+            place.partition.log.report(record.offset, f"what consumers noted on it is lost: {error}")
         place.pending[record.offset] = entry
         group.unsettled += 1
         group.wait_again(entry, now)

@@ -360,4 +360,5 @@ def pending_records(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
                 # What is ready may have 0 for a deadline, which means here that a consumer has it.
                 max(1, int(entry.deadline * 1000)) if entry.state is EntryState.WAITING and not entry.lost_at else 0,
                 entry.logged_count,
+                entry.annotations,
             )

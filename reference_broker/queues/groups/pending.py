@@ -175,6 +175,8 @@ class PendingEntry(msgspec.Struct, eq=False):
     lost_at: float = 0.0
     """A start found it with a consumer, then: its delivery failed by that, and nobody has looked yet whether it was the
     last. 0 = none did."""
+    annotations: bytes = b""
+    """What consumers noted on it as they gave it back: an encoded table."""
 
     @property
     def logged_count(self) -> int:

@@ -43,6 +43,8 @@ class PendingRecord(NamedTuple):
     due_at_ms: int
     """When it may be redelivered, if it was given back and waits for that; 0 while its consumer has it."""
     delivery_count: int
+    annotations: bytes = b""
+    """What consumers noted on the message as they gave it back, encoded."""
 
 
 class CursorRecord(NamedTuple):
@@ -204,6 +206,9 @@ class PendingLog(Protocol):
 
     def expire(self, partition: int, offset: int, due_at_ms: int) -> None:
         """Taken back from its consumer; it may be redelivered from ``due_at_ms`` on."""
+
+    def annotate(self, partition: int, offset: int, annotations: bytes) -> None:
+        """All that consumers have noted so far on the message that was delivered: an encoded table."""
 
     def move_cursor(self, partition: int, offset: int) -> None:
         """The next offset to deliver for the first time."""
