@@ -34,10 +34,12 @@ from assay.reference_broker.trace.fault_classes import (
     DAMAGING,
     DELAYING,
     REFUSING,
+    STICKING,
     UNCERTAIN,
     WRONG_CLOCK,
     Lies,
     destroys,
+    refuses_sessions,
     timeout_of,
 )
 from assay.reference_broker.trace.schema import Contract, HistoryHeader, OpKind
@@ -236,6 +238,8 @@ _FAULT_TYPE: Final = StructType(
         StructField("delays", BooleanType()),
         StructField("leaves_doubt", BooleanType()),
         StructField("refuses", BooleanType()),
+        StructField("refuses_sessions", BooleanType()),
+        StructField("sticks", BooleanType()),
         StructField("wrong_clock", BooleanType()),
         StructField("destroys", BooleanType()),
         StructField("destroyed_to", LongType()),
@@ -269,6 +273,9 @@ class FaultSpan(msgspec.Struct, kw_only=True):
     delays: bool = False
     leaves_doubt: bool = False
     refuses: bool = False
+    refuses_sessions: bool = False
+    sticks: bool = False
+    """Only a start helps afterwards."""
     wrong_clock: bool = False
     destroys: bool = False
     """The contract lets it destroy what was acknowledged, before ``destroyed_to``."""
@@ -279,6 +286,7 @@ class FaultSpan(msgspec.Struct, kw_only=True):
         self.crashes, self.cuts = self.kind in CRASHING, self.kind in CUTTING
         self.delays, self.leaves_doubt = self.kind in DELAYING, self.kind in UNCERTAIN
         self.refuses, self.wrong_clock = self.kind in REFUSING, self.kind in WRONG_CLOCK
+        self.refuses_sessions, self.sticks = refuses_sessions(self.kind, self.detail), self.kind in STICKING
         self.destroys = destroys(self.kind, contract.acked_means, lied=lied)
         if self.destroys:
             self.destroyed_to = END_IDX if self.kind in DAMAGING else self.from_idx

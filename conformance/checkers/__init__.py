@@ -37,7 +37,7 @@ from assay.conformance.checkers import (
 from assay.conformance.checkers.anomaly import Anomaly, to_findings
 from assay.conformance.checkers.excuses import with_its_clock
 from assay.conformance.checkers.forgetting import Judge
-from assay.conformance.checkers.tables import MQTT_PREFIX, Tables, build_tables
+from assay.conformance.checkers.tables import DLQ_PREFIX, MQTT_PREFIX, Tables, build_tables
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
 
@@ -96,6 +96,8 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     """Rows per checker, and the sizes of the tables."""
     reasons: list[str] = []
+    undrained: dict[str, str] = {}
+    """Those of ``reasons`` that name a queue which was not read to its end, each with its name."""
 
 
 def anomalies(tables: Tables, contract: Contract) -> list[Anomaly]:
@@ -132,13 +134,18 @@ def check_history(header: HistoryHeader, events: Iterable[HistoryEvent]) -> Chec
     with _collector_paused():
         tables, kept = relations(events, header.contract)
         rows = anomalies(tables, header.contract)
-    reasons = _missing_claims(tables, header.contract)
+    undrained = _undrained(tables, header.contract)
+    reasons = [*_nothing_done(tables), *undrained]
     if any(row.severity is Severity.SAFETY for row in rows):
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.UNKNOWN if reasons else Verdict.PASS
     return CheckOutcome(
-        verdict=verdict, findings=to_findings(rows, kept), counts=_counts(tables, rows), reasons=reasons
+        verdict=verdict,
+        findings=to_findings(rows, kept),
+        counts=_counts(tables, rows),
+        reasons=reasons,
+        undrained=undrained,
     )
 
 
@@ -154,26 +161,31 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _missing_claims(tables: Tables, contract: Contract) -> list[str]:
-    """Why this history cannot prove that the broker is right."""
+def _nothing_done(tables: Tables) -> list[str]:
+    """Why this history cannot prove that the broker is right, for want of events."""
     reasons = []
     forgotten = tables.forgotten
     if not forgotten.sends and not any(send.status is OpType.OK for send in tables.sends.values()):
         reasons.append("no publish was acknowledged")
     if not tables.main and not forgotten.deliveries:
         reasons.append("nothing was delivered")
+    return reasons
+
+
+def _undrained(tables: Tables, contract: Contract) -> dict[str, str]:
+    """Likewise, for want of a queue that was read to its end: (why, that queue)."""
     scopes = tables.scopes()
-    reasons.extend(
-        f"queue {queue!r} was not drained by group {group!r}"
+    reasons = {
+        f"queue {queue!r} was not drained by group {group!r}": queue
         for queue, group in scopes
         if not tables.drained(queue, group) and not tables.ended(queue, group)
-    )
+    }
     if contract.dead_letters:
-        reasons.extend(
-            f"the dead-letter queue of {queue!r} was not drained"
+        reasons |= {
+            f"the dead-letter queue of {queue!r} was not drained": f"{DLQ_PREFIX}{queue}"
             for queue in sorted({queue for queue, _ in scopes if not queue.startswith(MQTT_PREFIX)})
             if not tables.dead_letters_drained(queue)
-        )
+        }
     return reasons
 
 

@@ -11,8 +11,10 @@ from assay.reference_broker.trace.fault_classes import DAMAGING, Lies, destroys,
 from assay.reference_broker.trace.fault_classes import DELAYING as DELAYING
 from assay.reference_broker.trace.fault_classes import POWER as POWER
 from assay.reference_broker.trace.fault_classes import REFUSING as REFUSING
+from assay.reference_broker.trace.fault_classes import STICKING as STICKING
 from assay.reference_broker.trace.fault_classes import UNCERTAIN as UNCERTAIN
 from assay.reference_broker.trace.fault_classes import WRONG_CLOCK as WRONG_CLOCK
+from assay.reference_broker.trace.fault_classes import refuses_sessions as refuses_sessions
 from assay.reference_broker.trace.schema import Contract
 
 DISTURBING = CUTTING | DELAYING

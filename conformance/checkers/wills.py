@@ -5,15 +5,17 @@ never answered (``info``). The broker may have noticed the end as early as its l
 alive_ns. ``back`` is the client's next connection of the same session (accepted and resumed), x the will's delay::
 
     W1 = {(w, g) : w.status = ok, closed(Q, g), g subscribed before w.inv_idx, no delivery of w to g, no crash overlaps
-          (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, no fault of a REFUSING kind overlaps (the broker's
-          last start, w.end) or began within x + PATIENCE_NS of it, the client did not try to come back before
+          (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, no fault of a REFUSING kind whose files sessions
+          are kept in overlaps (the broker's last start, w.end) or began within x + PATIENCE_NS of it, unless it does
+          not stick and was over PATIENCE_NS before alive_ns, the client did not try to come back before
           w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
                                                                                                  MQTT-3.1.2-8, 3.1.3-9
     W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
           its end; or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
     W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
 
-What cannot be written a broker may refuse, a will as well, although nobody is there to be told.
+What cannot be written a broker may refuse, a will as well, although nobody is there to be told. After a sync that
+failed it may until it is started again; else it goes on within PATIENCE_NS of there being a disk again.
 
 None is claimed when a fault of the clock is in the history. Severity: ``safety``; W2 after DISCONNECT ``quality`` when
 a fault that the contract lets destroy what was acknowledged began between it and d. ``index``: of the delivery; of w's
@@ -23,7 +25,16 @@ end.
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly, quality_if, row_of
-from assay.conformance.checkers.excuses import CRASHING, DISTURBING, REFUSING, WRONG_CLOCK, active, destroyed, disturbed
+from assay.conformance.checkers.excuses import (
+    CRASHING,
+    DISTURBING,
+    STICKING,
+    WRONG_CLOCK,
+    active,
+    destroyed,
+    disturbed,
+    refuses_sessions,
+)
 from assay.conformance.checkers.lost import closed
 from assay.conformance.checkers.tables import END_IDX, SHARE_PREFIX, Link, Tables, Will
 from assay.reference_broker.trace.results import Severity
@@ -32,7 +43,7 @@ from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
 CHECKER = "wills"
 SLACK_NS = 500_000_000
 PATIENCE_NS = 4_000_000_000
-"""Until the broker must have noticed that a client is gone, and told of it."""
+"""Until the broker must have noticed that a client is gone, and told of it, or that its disk takes something again."""
 
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
@@ -88,13 +99,12 @@ def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
             continue
         if (queue, group, will.send.value) in tables.main or drain.time_ns < will.end_ns + delay_ns + PATIENCE_NS:
             continue
-        _, after = _after(tables, will)
+        link, after = _after(tables, will)
         if after is not None and delay_ns > 0 and after.inv_ns < will.end_ns + delay_ns + SLACK_NS:
             continue
         until_ns = will.end_ns + delay_ns + PATIENCE_NS
-        started = [span.to_idx for span in tables.faults if span.kind in CRASHING and span.to_idx <= will.end_idx]
-        if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns) or disturbed(
-            tables, REFUSING, max(started, default=-1), will.end_idx, until_ns
+        if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns) or _refused(
+            tables, will, 0 if link is None else min(link.alive_ns, will.end_ns), until_ns
         ):
             continue
         rows.append(
@@ -110,3 +120,16 @@ def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
             )
         )
     return rows
+
+
+def _refused(tables: Tables, will: Will, alive_ns: int, until_ns: int) -> bool:
+    """Whether a fault of the disk may have kept a will from those that it was for, by then."""
+    started = [span.to_idx for span in tables.faults if span.kind in CRASHING and span.to_idx <= will.end_idx]
+    started_idx = max(started, default=-1)
+    return any(
+        (span.from_idx < will.end_idx or span.from_ns <= until_ns)
+        and span.to_idx > started_idx
+        and (span.kind in STICKING or span.to_ns > alive_ns - PATIENCE_NS)
+        and refuses_sessions(span.kind, span.detail)
+        for span in tables.faults
+    )

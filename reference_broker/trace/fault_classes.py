@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.schema import AckedMeans
 
 CRASHING: Final = frozenset({"crash", "power_loss", "torn_write", "stop", "restart_storm"})
@@ -28,6 +29,9 @@ UNCERTAIN: Final = frozenset({"sync_error", "write_error"})
 REFUSING: Final = UNCERTAIN | {"disk_full"}
 """What a broker refuses to settle then may be settled all the same, once it can be written."""
 _FAILED_SYNC: Final = "sync_error"
+STICKING: Final = frozenset({_FAILED_SYNC})
+"""Only a start helps afterwards. Where a write failed the next is tried."""
+_NOT_OF_SESSIONS: Final = frozenset(FileKind) - {FileKind.ALL, FileKind.SESSIONS}
 WRONG_CLOCK: Final = frozenset({"clock_rate", "clock_jump"})
 """Timeouts of the broker are not those of who measures them."""
 CLOCK_ERROR: Final = 2
@@ -43,6 +47,11 @@ _DESTROYING: Final[dict[AckedMeans, frozenset[str]]] = {
 def destroys(kind: str, acked_means: AckedMeans, *, lied: bool) -> bool:
     """Whether the contract lets a fault destroy what was acknowledged; ``lied``: syncs had lied before it."""
     return kind in _DESTROYING[acked_means] or kind in DAMAGING or (lied and kind in POWER)
+
+
+def refuses_sessions(kind: str, detail: str) -> bool:
+    """Whether a broker may refuse to keep something for sessions: not for a fault that names other files."""
+    return kind in REFUSING and _NOT_OF_SESSIONS.isdisjoint(detail.split()[2:])
 
 
 def timeout_of(delivery_timeout_s: float, kinds: frozenset[str]) -> float:

@@ -12,9 +12,10 @@ from typing import Final
 
 import msgspec
 
-from assay.faults.scenario import Scenario
+from assay.conformance.checkers.tables import DLQ_PREFIX
+from assay.faults.scenario import AmqpWorkload, QueueWorkload, Scenario, Workload
 from assay.reference_broker.storage.queue_store import REFUSED
-from assay.reference_broker.trace.fault_classes import Lies, destroys
+from assay.reference_broker.trace.fault_classes import CRASHING, Lies, destroys
 from assay.reference_broker.trace.results import Finding, Severity, Verdict
 from assay.reference_broker.trace.schema import AckedMeans, HistoryEvent, OpKind, OpType
 from assay.sim.guard import NondeterminismError
@@ -132,12 +133,18 @@ def run_schedule(
             ),
             [],
         )
-    verdict, reasons = outcome.verdict, outcome.judgement.reasons if outcome.verdict is Verdict.UNKNOWN else []
-    set_aside = any(map(_is_stuck, reasons)) and _set_aside_lawfully(outcome)
-    unproved = [reason for reason in reasons if not (set_aside if _is_stuck(reason) else scenario.faults)]
-    if verdict is Verdict.UNKNOWN and not unproved:
-        verdict = Verdict.PASS
-    findings = [*outcome.findings, *map(_unproved, unproved)]
+    verdict, unproved, set_aside = outcome.verdict, [], False
+    if verdict is Verdict.UNKNOWN:
+        undrained = outcome.judgement.undrained
+        stuck = undrained.keys() - _set_aside_lawfully(scenario, outcome)
+        set_aside = len(stuck) < len(undrained)
+        unproved = [_unproved(reason, "F8") for reason in sorted(stuck)]
+        if not scenario.faults:
+            idle = (reason for reason in outcome.judgement.reasons if reason not in undrained)
+            unproved += [_unproved(reason, "nothing happened") for reason in idle]
+        if not unproved:
+            verdict = Verdict.PASS
+    findings = [*outcome.findings, *unproved]
     classes = classes_of(findings)
     return (
         SeedOutcome(
@@ -158,27 +165,39 @@ def run_schedule(
     )
 
 
-def _set_aside_lawfully(outcome: SimOutcome) -> bool:
-    """The broker refuses a queue and says so, after a fault that may take what it must know of it (Q-DURA-16)."""
-    begun = [event.detail for event in outcome.run.events if event.f is OpKind.FAULT and event.type is OpType.INVOKE]
-    lies = Lies()
-    kinds = [(kind, lies.before(kind)) for kind in (detail.split(maxsplit=1)[0] for detail in begun)]
-    return any(destroys(kind, AckedMeans.DISK, lied=lied) for kind, lied in kinds) and any(
-        note.problem.endswith(REFUSED) for note in outcome.run.storage_notes
-    )
+def _set_aside_lawfully(scenario: Scenario, outcome: SimOutcome) -> set[str]:
+    """Why nothing is known of queues that the broker refuses, and says so, since it was started after a fault that may
+    take what it must know of them (Q-DURA-16). All that a workload has in queues is read to its end together."""
+    lies, is_damaged, may_refuse = Lies(), False, False
+    for event in outcome.run.events:
+        if event.f is OpKind.FAULT:
+            kind = event.detail.split(maxsplit=1)[0]
+            if event.type is OpType.INVOKE:
+                is_damaged |= destroys(kind, AckedMeans.DISK, lied=lies.before(kind))
+            may_refuse |= is_damaged and kind in CRASHING and event.type is OpType.OK
+    refused = {note.queue for note in outcome.run.storage_notes if note.problem.endswith(REFUSED) and may_refuse}
+    unread = [workload for workload in scenario.workload if any(_is_of(workload, queue) for queue in refused)]
+    undrained = outcome.judgement.undrained.items()
+    return {reason for reason, queue in undrained if any(_is_of(workload, queue) for workload in unread)}
 
 
-def _is_stuck(reason: str) -> bool:
-    return "drained" in reason
+def _is_of(workload: Workload, queue: str) -> bool:
+    """Whether a workload puts something into a queue, dead letters included."""
+    name = queue.removeprefix(DLQ_PREFIX)
+    match workload:
+        case QueueWorkload():
+            return name == workload.queue
+        case AmqpWorkload():
+            return name == workload.name or name.startswith(f"{workload.name}.")
+    return False
 
 
-def _unproved(reason: str) -> Finding:
+def _unproved(reason: str, anomaly: str) -> Finding:
     """Everything had healed and there was time enough: a queue that cannot be read to its end is stuck.
 
     That nothing happened at all is something else: no smaller form of a stuck queue is to be so small. Faults may last
     as long as the workload.
     """
-    anomaly = "F8" if _is_stuck(reason) else "nothing happened"
     return Finding(checker=LIVENESS, anomaly=anomaly, severity=Severity.SAFETY, message=reason)
 
 

@@ -262,5 +262,6 @@ SELECT d.run_id, 'wills', 'W1', 'safety', d.queue, d.consumer_group, d.value, d.
 FROM due d LEFT JOIN started s ON s.run_id = d.run_id AND s.value = d.value
 LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id
     AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
-    AND (f.crashes AND f.to_idx > d.inv_idx OR f.refuses AND f.to_idx > coalesce(s.idx, -1))
+    AND (f.crashes AND f.to_idx > d.inv_idx OR f.refuses_sessions AND f.to_idx > coalesce(s.idx, -1)
+         AND (f.sticks OR f.to_ns > if(d.its IS NULL, 0, least(d.its.alive_ns, d.end_ns)) - :patience_ns))
 """

@@ -417,7 +417,8 @@ def mqtt_chaos(seed: int, events: int = 70) -> tuple[HistoryHeader, list[History
     rng = random.Random(seed)
     contract = msgspec.structs.replace(_contract(rng), dead_letters=False)
     header = HistoryHeader(run_id=f"mqtt-{seed}", contract=contract)
-    faults = rng.sample(("crash", "power_loss", "partition", "latency", "clock_jump", "bit_rot", "disk_full"), 2)
+    disks = ("disk_full broker", "write_error broker", "write_error broker segments", "sync_error broker at 2 sessions")
+    faults = rng.sample(("crash", "power_loss", "partition", "latency", "clock_jump", "bit_rot", *disks), 2)
     made: list[HistoryEvent] = []
     time_ns = 0
     for index in range(events):
