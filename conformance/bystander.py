@@ -51,10 +51,26 @@ class Bystander(ABC, Generic[_Came]):
         self._came: list[_Came] = []
         self._turn = asyncio.Lock()
         self._sent = 0
+        self._losses = 0
 
-    async def join(self) -> None:
-        """Connect and be served once, unless that has been done. Raises :class:`BystanderError`."""
+    @property
+    def losses(self) -> int:
+        """How often the broker has ended its connection, also where nobody has noticed yet."""
+        return self._losses + self._is_cut
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._reader is not None and (self._reader.at_eof() or self._reader.exception() is not None)
+
+    async def join(self, *, again: bool = False) -> None:
+        """Connect and be served once, unless that has been done; ``again``: also when the broker has ended that since.
+
+        Raises :class:`BystanderError`.
+        """
         async with self._turn:
+            if again and self._is_cut:
+                self._losses += 1
+                self.close()
             if self._writer is None:
                 await self._served(opens=True)
 
@@ -81,6 +97,7 @@ class Bystander(ABC, Generic[_Came]):
             message = f"a client that had no part in it got no answer within {self._timeout_s:g} s"
             raise BystanderError(message) from error
         except (OSError, EOFError, self.malformed) as error:
+            self._losses = self.losses
             self.close()
             message = f"a client that had no part in it lost its connection: {error or type(error).__name__}"
             raise BystanderError(message) from error

@@ -74,6 +74,7 @@ _SILENT_HANDSHAKES = 2
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
 _NOT_JUDGED = "not judged: "
+_ALL_ENDED = "the broker has ended connections of clients that had no part in it"
 BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
 
 
@@ -210,6 +211,14 @@ class Engine:
         """The verdict as the target file sees it."""
         return with_expectation(result, self.broker.target)
 
+    async def idle(self) -> None:
+        """Wait for the cases that run."""
+        async with self._being_alone:
+            for _ in range(self.options.concurrency):
+                await self._slots.acquire()
+            for _ in range(self.options.concurrency):
+                self._slots.release()
+
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Wait for the cases that run, and let none begin within the block: their broker is killed there."""
@@ -319,12 +328,13 @@ class Engine:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             began = asyncio.get_running_loop().time()
             ctx = self._context(case)
+            losses = await self._losses_so_far()
             if attempt > 1:
                 ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
             try:
                 with self._stalls:
                     verdict, detail = await _judge(case, ctx)
-                    suspicion = await self._effect_on_others(ctx, verdict)
+                    suspicion = await self._effect_on_others(ctx, verdict, losses)
                     stall_s = self._stalls.longest_since(began)
             except asyncio.CancelledError:
                 # The run is stopped. What is not ours to throw away is left as it was found.
@@ -351,6 +361,8 @@ class Engine:
                 await self._tidy_up(case, ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
         gone = "" if never_back else await self._why_dead(ctx, verdict)
+        if not gone and self.broker.is_hosted and verdict in BAD and self._losses_of_others() > losses:
+            gone = self._gone = _ALL_ENDED  # somebody else's broker may be there again before anybody looks
         if gone:
             verdict, detail = await self._judge_death(ctx, gone, detail)
         elif not never_back:
@@ -391,11 +403,23 @@ class Engine:
         while self._bystanders:
             self._bystanders.popitem()[1].close()
 
-    async def _effect_on_others(self, ctx: CaseContext, verdict: CaseVerdict) -> str:
+    def _losses_of_others(self) -> int:
+        return sum(bystander.losses for bystander in self._bystanders.values())
+
+    async def _losses_so_far(self) -> int:
+        """Of connections of others than the case; whoever has none is connected, so that one more is seen."""
+        for bystander in list(self._bystanders.values()) if self.broker.is_hosted else ():
+            with contextlib.suppress(BystanderError):
+                await bystander.join(again=True)
+        return self._losses_of_others()
+
+    async def _effect_on_others(self, ctx: CaseContext, verdict: CaseVerdict, losses: int) -> str:
         """Why a client that took no part in the case, connected before it, is not served any more; empty if it is."""
         bystander = self._bystanders.get(ctx.case.version == AMQP_091)
         if bystander is None or not ctx.disturbed or verdict in BAD:
             return ""
+        if self.broker.is_hosted and self._losses_of_others() > losses:
+            return _ALL_ENDED
         try:
             await bystander.join()
             await bystander.prove_served()
@@ -440,7 +464,9 @@ class Engine:
     async def how_it_died(self) -> str:
         """How the process of a dead broker ended, or else how it fails to answer."""
         self._ending = self._ending or await asyncio.to_thread(self.broker.ending)
-        return f"the broker died ({self._ending})" if self._ending else f"the broker does not answer: {self._gone}"
+        if self._ending:
+            return f"the broker died ({self._ending})"
+        return self._gone if self._gone == _ALL_ENDED else f"the broker does not answer: {self._gone}"
 
     async def _why_refused(self) -> str:
         """Why no connection is taken; empty if one is."""

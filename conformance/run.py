@@ -304,6 +304,8 @@ class Run:
         async with self._reviving:
             if self.engine is not dead or self._given_up:
                 return not self._given_up
+            if self.plan.target.start is None:
+                await dead.idle()  # whatever kills it once more concerns nobody who runs on its next life
             dead.dismiss_bystander()
             self._lives += 1
             status, during = await dead.how_it_died(), list(dead.died_during)

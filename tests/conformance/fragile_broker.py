@@ -1,8 +1,9 @@
 """A small MQTT 3.1.1 broker that dies of one kind of packet: ``python fragile_broker.py PORT HOW``.
 
 ``HOW`` is the name of the packet that kills it (``pingreq``), ``unconnected`` (any packet before CONNECT), or either
-with ``-hang`` (it lives on and answers nobody any more), ``-late`` (it dies with the fourth such packet) or ``-leave``
-(before, it starts a process that outlives it).
+with ``-hang`` (it lives on and answers nobody any more), ``-flicker`` (it is there again before anybody looks: all
+connections end), ``-late`` (it dies with the fourth such packet) or ``-leave`` (before, it starts a process that
+outlives it).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class FragileBroker:
         self.seen = 0
         self.hangs = False
         self.subscribers: dict[str, set[asyncio.StreamWriter]] = {}
+        self.writers: set[asyncio.StreamWriter] = set()
 
     def die(self) -> None:
         self.seen += 1
@@ -45,6 +47,10 @@ class FragileBroker:
             return
         if "hang" in self.ways:
             self.hangs = True
+            return
+        if "flicker" in self.ways:
+            for writer in self.writers:
+                writer.transport.abort()
             return
         print("a line before it", file=sys.stderr)
         print(f"panic: runtime error: {self.deadly} is out of range", file=sys.stderr)
@@ -54,6 +60,7 @@ class FragileBroker:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder(4)
         connected = False
+        self.writers.add(writer)
         try:
             while data := await reader.read(65_536):
                 for packet in decoder.feed(data):
@@ -72,6 +79,7 @@ class FragileBroker:
         finally:
             for writers in self.subscribers.values():
                 writers.discard(writer)
+            self.writers.discard(writer)
             writer.close()
 
     def answer(self, packet: Packet, writer: asyncio.StreamWriter) -> None:

@@ -142,6 +142,15 @@ def test_a_foreign_broker_that_comes_back_is_judged_to_the_end() -> None:
     assert outcomes[FIRST].result.verdict is CaseVerdict.FAIL
 
 
+def test_a_foreign_broker_that_is_back_before_anybody_looks_is_judged_to_the_end() -> None:
+    """Whoever supervises it was quicker than the handshake that asks whether it lives: cases beside were accused."""
+    with hosted("unconnected-flicker", lives=1) as foreign:
+        outcomes, code = judge(RunPlan(target=foreign), FIRST, *OTHERS)
+    assert code is ExitCode.FAILED
+    assert {name: outcomes[name].result.verdict for name in OTHERS} == dict.fromkeys(OTHERS, CaseVerdict.PASS)
+    assert outcomes[FIRST].result.verdict is CaseVerdict.FAIL
+
+
 def test_of_a_foreign_broker_that_stays_dead_nobody_beside_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted("unconnected", lives=1) as foreign:
         monkeypatch.setattr("assay.conformance.run.RETURN_TIMEOUT_S", 0.1)
