@@ -11,7 +11,7 @@ from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.handles import ConnectionHandle
 from assay.reference_broker.amqp091.publishing import Publishing
-from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun
+from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun, Way
 from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
@@ -164,7 +164,7 @@ class Channel:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         assert content.properties is not None
         with _Explained(content.method):
-            head = Head(*[*content.values, content.properties, content.written])
+            head = Head(Way(*content.values), content.properties, content.written)
             self.publishing.publish((head,), (body,), now)
 
     # -- frames that stand together ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -13,7 +13,7 @@ from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_nam
 from assay.reference_broker.amqp091.handles import ChannelHandle, Settlement
 from assay.reference_broker.amqp091.messages import message_from
 from assay.reference_broker.amqp091.names import DEFAULT_VHOST
-from assay.reference_broker.amqp091.runs import Head
+from assay.reference_broker.amqp091.runs import Head, Way
 from assay.reference_broker.amqp091.stream_commits import commit, committed_stream
 from assay.reference_broker.amqp091.topology import TopologyLimits, mqtt_topic_of, routing_keys_of, stripped
 from assay.reference_broker.amqp091.topology.routes import BCC
@@ -37,46 +37,20 @@ _PLAN_BYTES: Final = 512
 _ROUTE_BYTES: Final = 64
 
 
-class _Plan:
-    """What becomes of publishes with one head, as exchanges, queues and rights stand now."""
+class _Plan(NamedTuple):
+    """What becomes of publishes that go the same way, as exchanges, queues and rights stand now."""
 
-    __slots__ = (
-        "exchange",
-        "is_plain",
-        "is_reply",
-        "is_topical",
-        "origin",
-        "properties",
-        "queues",
-        "stream",
-        "written",
-    )
-
-    def __init__(
-        self,
-        exchange: str,
-        properties: BasicProperties,
-        queues: tuple[str, ...],
-        *,
-        is_reply: bool,
-        is_topical: bool,
-        stream: str,
-    ) -> None:
-        self.exchange = exchange
-        self.properties = properties
-        """Those of the head, or with the name for direct replies that stands for the channel now."""
-        self.queues = queues
-        self.is_reply = is_reply
-        """Some key may be a name for direct replies."""
-        self.is_topical = is_topical
-        self.stream = stream
-        """That they commit; empty = none."""
-        self.is_plain = not (is_reply or is_topical or stream)
-        """Beside what they are published for nothing becomes of them."""
-        self.written = b""
-        """How their properties may be passed on as they came; empty = not at all."""
-        self.origin: Origin | None = None
-        """What the engine is told that they have in common; None = each goes by itself."""
+    exchange: str
+    queues: tuple[str, ...]
+    is_reply: bool
+    """Some key may be a name for direct replies."""
+    is_topical: bool
+    stream: str
+    """That they commit; empty = none."""
+    is_plain: bool
+    """Beside what they are published for nothing becomes of them."""
+    properties: BasicProperties | None
+    """With the name for direct replies that stands for the channel now; None = as they came."""
 
 
 class _Run:
@@ -110,11 +84,9 @@ class Publishing:
         self._beyond: dict[int, int] = {}
         """Tags above it that are answered: the first and behind the last."""
         memory = channel.connection.broker.engine.known
-        self._plans: Known[Head, _Plan] = Known(memory, _MOST_PLANS)
-        self._routes: Known[tuple[str, str], tuple[str, ...]] = Known(memory, _MOST_PLANS)
-        """Queues by exchange and routing key, where headers say nothing of that and the client may publish so."""
+        self._plans: Known[Way | Head, _Plan] = Known(memory, _MOST_PLANS)
         self._basis: tuple[int, int, object] = (-1, -1, None)
-        """Of what stands the plans and the routes were made."""
+        """Of what stands they were made."""
         self._answered: list[tuple[int, int, bool]] = []
         """Tags that are decided and not answered yet: the first, behind the last, and whether they failed."""
 
@@ -125,99 +97,101 @@ class Publishing:
 
         Raises :class:`AmqpError` for the first that is refused; those before it are on their way then.
         """
-        broker = self._channel.connection.broker
         run = _Run(self._next_tag if self._confirms else 0)
         self._forget_plans()
         try:
-            end = 0
-            while end < len(heads) and (broker.work < MAX_WORK or not end):
-                at, head = end, heads[end]
-                while end < len(heads) and heads[end] is head:
-                    end += 1
-                self.take(run, head, bodies[at:end], now)
+            self.take(run, heads, bodies, now)
         finally:
             if run.first_tag:
                 self._next_tag += len(run.messages)
             self._enqueue(run, now)
         return len(run.messages)
 
-    def take(self, run: _Run, head: Head, bodies: Sequence[bytes], now: float) -> None:
-        """Some more of the run, of one head, as many as the turn has room for. Raises :class:`AmqpError`."""
-        broker, messages = self._channel.connection.broker, run.messages
-        plan = self._plans.answers.get(head)
-        if plan is None:
-            plan = self._plan(head)
-        queues, first = plan.queues, len(messages)
-        is_plain = plan.is_plain and self._transaction is None and (queues or not head.mandatory)
-        if not is_plain and len(bodies) > 1:
-            for body in bodies:
-                self.take(run, head, (body,), now)
-                if broker.work >= MAX_WORK:
-                    return
-            return
-        work = len(queues) >> 1
-        if work:
-            bodies = bodies[: max(1, -(-(MAX_WORK - broker.work) // work))]
-            broker.work += work * len(bodies)
-        if plan.is_reply:
-            self._reply(head.routing_key, plan.properties, bodies[0])
-        like, origin = head.like, plan.origin
-        if like is None or origin is None:
-            made = self._make(head, plan, bodies, now)
-            origin = plan.origin
-        else:
-            made = []
-            for body in bodies:
-                # Mostly it is one: no comprehension, which is a call.
-                made.append(
-                    Message(
-                        topic="",
-                        payload=body,
-                        publisher=like.publisher,
-                        content_type=like.content_type,
-                        response_topic=like.response_topic,
-                        properties=like.properties,
-                        written=plan.written,
-                    )
-                )
-        if not is_plain:
-            queues = self.go_elsewhere(run, head, plan, made[0], now)
-        messages += made
-        if len(made) == 1:
-            run.origins.append(origin)
-        else:
-            run.origins += [origin] * len(made)
-        if queues:
-            positions = run.by_route.get(queues)
-            if positions is None:
-                positions = run.by_route[queues] = []
-            positions += range(first, len(messages))
+    def take(self, run: _Run, heads: Sequence[Head], bodies: Sequence[bytes], now: float) -> None:
+        """As many of them as the turn has room for. Raises :class:`AmqpError`."""
+        broker, messages, origins = self._channel.connection.broker, run.messages, run.origins
+        plans, by_route = self._plans.answers, run.by_route
+        route: tuple[str, ...] | None = None
+        positions: list[int] = []
+        at, count = 0, len(heads)
+        while at < count and (broker.work < MAX_WORK or not at):
+            head = heads[at]
+            plan = plans.get(head.goes_by) or self._plan(head)
+            queues, like, first = plan.queues, head.like, at
+            work = len(queues) >> 1
+            if plan.is_plain and self._transaction is None and (queues or not head.way.mandatory):
+                at += 1
+                if like is None:
+                    broker.work += work
+                    messages.append(self._make(head, plan, bodies[first], now))
+                    origins.append(head.origin)
+                else:
+                    while at < count and heads[at] is head:
+                        at += 1
+                    if work:
+                        at = min(at, first + max(1, -(-(MAX_WORK - broker.work) // work)))
+                        broker.work += work * (at - first)
+                    for body in bodies[first:at]:
+                        # All that it has is named, since a copy takes longer.
+                        messages.append(
+                            Message(
+                                topic="",
+                                payload=body,
+                                publisher=like.publisher,
+                                content_type=like.content_type,
+                                response_topic=like.response_topic,
+                                properties=like.properties,
+                                written=head.written,
+                            )
+                        )
+                        origins.append(head.origin)
+            else:
+                at += 1
+                broker.work += work
+                queues = self._take_alone(run, head, plan, bodies[first], now)
+            if queues:
+                if queues is not route:
+                    route = queues
+                    positions = by_route.setdefault(queues, [])
+                if at - first == 1:
+                    positions.append(first)
+                else:
+                    positions += range(first, at)
 
-    def _make(self, head: Head, plan: _Plan, bodies: Sequence[bytes], now: float) -> list[Message]:
-        """Messages of a head that may be the first of it. Raises :class:`AmqpError`."""
-        name, key, client_id = plan.exchange, head.routing_key, self._channel.connection.client_id
-        made = [message_from(plan.properties, body, name, key, client_id, now) for body in bodies]
-        for message in made:
-            message.written = plan.written
-        first = made[0]
-        if not first.expires_at and plan.properties is head.properties:
-            like = head.like
-            if like is None:
-                like = head.like = changed(first, payload=b"") if head.is_common else first
-            plan.origin = Origin("", like.publisher, "", like, head.is_common)
-        return made
+    def _take_alone(self, run: _Run, head: Head, plan: _Plan, body: bytes, now: float) -> tuple[str, ...]:
+        """One of which more becomes; returns the queues that it goes to at once. Raises :class:`AmqpError`."""
+        if plan.is_reply:
+            self._reply(head.way.routing_key, plan.properties or head.properties, body)
+        message = self._make(head, plan, body, now)
+        queues = self.go_elsewhere(run, head, plan, message, now)
+        run.messages.append(message)
+        run.origins.append(head.origin)
+        return queues
+
+    def _make(self, head: Head, plan: _Plan, body: bytes, now: float) -> Message:
+        """A message of a head, the first of it perhaps. Raises :class:`AmqpError`."""
+        publisher = self._channel.connection.client_id
+        properties = plan.properties or head.properties
+        message = message_from(properties, body, plan.exchange, head.way.routing_key, publisher, now)
+        if plan.properties is None:
+            message.written = head.written
+            if not message.expires_at and head.origin is None:
+                like = message
+                if head.is_common:
+                    like = head.like = changed(message, payload=b"")
+                head.origin = Origin("", publisher, "", like, head.is_common)
+        return message
 
     def go_elsewhere(self, run: _Run, head: Head, plan: _Plan, message: Message, now: float) -> tuple[str, ...]:
         """What else becomes of a message; returns the queues that it goes to at once. Raises :class:`AmqpError`."""
-        connection, queues, mandatory = self._channel.connection, plan.queues, head.mandatory
-        properties, body = plan.properties, message.payload
-        topical = self._for_topics(plan.exchange, head.routing_key, message) if plan.is_topical else None
+        connection, queues = self._channel.connection, plan.queues
+        key, mandatory = head.way.routing_key, head.way.mandatory
+        properties, body = plan.properties or head.properties, message.payload
+        topical = self._for_topics(plan.exchange, key, message) if plan.is_topical else None
         if plan.stream:
             self._commit_stream(run, plan.stream, properties.headers or (), now)
         elif self._transaction is not None:
-            back = (
-                partial(self.return_unrouted, plan.exchange, head.routing_key, properties, body) if mandatory else None
-            )
+            back = partial(self.return_unrouted, plan.exchange, key, properties, body) if mandatory else None
             if queues or topical is not None or back is not None:
                 self._transaction.add(Published(message, queues, topical, back), self._channel)
             return ()
@@ -226,7 +200,7 @@ class Publishing:
                 # Nobody can say beforehand who listens.
                 mandatory = not connection.broker.publish(topical, connection, now) and mandatory
             if mandatory and not queues:
-                self.return_unrouted(plan.exchange, head.routing_key, properties, body)
+                self.return_unrouted(plan.exchange, key, properties, body)
         return queues
 
     def _forget_plans(self) -> None:
@@ -236,41 +210,34 @@ class Publishing:
         if basis != self._basis:
             self._basis = basis
             self._plans.let_go()
-            self._routes.let_go()
 
     def _plan(self, head: Head) -> _Plan:
         """Raises :class:`AmqpError` where the client may not publish so."""
-        channel = self._channel
-        if head.immediate:
+        channel, way, properties = self._channel, head.way, head.properties
+        if way.immediate:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
-        name, routing_key, properties = stripped(head.exchange), head.routing_key, head.properties
-        headers = properties.headers or ()
-        way = (name, routing_key)
-        queues = None if headers else self._routes.answers.get(way)
-        if queues is None:
-            self._check_keys(name, routing_key, headers)
+        name, routing_key, headers = stripped(way.exchange), way.routing_key, properties.headers or ()
+        self._check_keys(name, routing_key, headers)
         user, own = properties.user_id, channel.connection.asserted_name
         if user is not None and user != own:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{own[:80]}'"
             raise AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.user-id.validated")
+        own_reply = None
         if properties.reply_to == REPLY_TO:
-            properties = msgspec.structs.replace(properties, reply_to=name_of(channel.consuming))
-        if queues is None:
-            vhost, service = channel.vhost, channel.service
+            own_reply = msgspec.structs.replace(properties, reply_to=name_of(channel.consuming))
+        vhost, service = channel.vhost, channel.service
+        queues = vhost.route(name, routing_key, headers).queues
+        if [queue for queue in queues if not service.exists(vhost, queue)]:
+            # They were deleted over another protocol, and their bindings are gone with them now.
             queues = vhost.route(name, routing_key, headers).queues
-            if [queue for queue in queues if not service.exists(vhost, queue)]:
-                # They were deleted over another protocol, and their bindings are gone with them now.
-                queues = vhost.route(name, routing_key, headers).queues
-            if not headers and not is_reply_name(routing_key):
-                self._routes.remember(way, queues, len(routing_key), _PLAN_BYTES + _ROUTE_BYTES * len(queues))
         is_reply = not name and (bool(headers) or is_reply_name(routing_key))
-        stream = "" if queues or name else committed_stream(routing_key)
         is_topical = name == rights.TOPICS
-        plan = _Plan(name, properties, queues, is_reply=is_reply, is_topical=is_topical, stream=stream)
-        if properties is head.properties and not any(field[0] == BCC for field in headers):
-            plan.written = head.written
-        if head.is_common and not is_reply and properties is head.properties:
-            self._plans.remember(head, plan, len(routing_key), _PLAN_BYTES + _ROUTE_BYTES * len(queues))
+        stream = "" if queues or name else committed_stream(routing_key)
+        is_plain = not (is_reply or is_topical or stream)
+        plan = _Plan(name, queues, is_reply, is_topical, stream, is_plain, own_reply)
+        if not is_reply and own_reply is None and (head.goes_by is way or head.is_common):
+            size = _PLAN_BYTES + _ROUTE_BYTES * len(queues)
+            self._plans.remember(head.goes_by, plan, len(routing_key), size)
         return plan
 
     def _commit_stream(self, run: _Run, stream: str, headers: Table, now: float) -> None:
@@ -487,7 +454,6 @@ class Publishing:
     def end(self) -> None:
         """The channel is over: nothing is answered any more."""
         self._plans.let_go()
-        self._routes.let_go()
         self._answered.clear()
         if self._transaction is not None:
             self._transaction.give_room_back(self._channel)

@@ -6,23 +6,27 @@ Read as one, by columns. What is not plain, or wrong, ends a run, and goes frame
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from assay.reference_broker.amqp091.direct_replies import REPLY_TO
+from assay.reference_broker.amqp091.topology.routes import BCC
 from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicProperties, decode_header
 from assay.reference_broker.amqp091.wire.frames import FRAME_END, FRAME_OVERHEAD_BYTES, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError
+from assay.reference_broker.queues.messages.message_batch import Origin
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
-_METHOD_START: Final = struct.Struct(">BHI4s")
-_CONTENT_START: Final = struct.Struct(">BHIHHQ")
+_METHOD_START: Final = struct.Struct(">3sI4s")
+_CONTENT_START: Final = struct.Struct(">3sIHHQ")
 """Of a header frame: up to its property flags."""
-_BODY_START: Final = struct.Struct(">BHI")
+_BODY_START: Final = struct.Struct(">3sI")
 _IDS_AT: Final = 7
 PUBLISH: Final = BY_NAME["basic.publish"]
 ACK: Final = BY_NAME["basic.ack"]
 GET: Final = BY_NAME["basic.get"]
+_KINDS: Final = (FrameType.METHOD, FrameType.HEADER, FrameType.BODY)
 _ACK_BYTES: Final = 21
 _ACK_FRAME: Final = struct.Struct(">11xQBx")
 MOST_WRITTEN_BYTES: Final = 256
@@ -35,33 +39,42 @@ _CHARACTER_BYTES: Final = 24
 """They stand there a few times, as text and as bytes."""
 
 
-class Head:
-    """What publishes have in common whose method and whose properties are the same."""
+class Way:
+    """What the method of a publish says."""
 
-    __slots__ = ("exchange", "immediate", "is_common", "like", "mandatory", "properties", "routing_key", "written")
+    __slots__ = ("exchange", "immediate", "mandatory", "routing_key")
 
-    def __init__(
-        self,
-        exchange: str,
-        routing_key: str,
-        mandatory: bool,
-        immediate: bool,
-        properties: BasicProperties,
-        written: bytes,
-    ) -> None:
+    def __init__(self, exchange: str, routing_key: str, mandatory: bool, immediate: bool) -> None:
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
         self.immediate = immediate
+
+
+class Head:
+    """What publishes have in common whose method and whose properties are the same."""
+
+    __slots__ = ("goes_by", "is_common", "like", "origin", "properties", "way", "written")
+
+    def __init__(self, way: Way, properties: BasicProperties, written: bytes) -> None:
+        self.way = way
         self.properties = properties
-        self.written = written if len(written) <= MOST_WRITTEN_BYTES else b""
-        """Flags and properties as they came, if that is worth keeping."""
+        headers = properties.headers
+        self.goes_by: Way | Head = way
+        """What decides where they go, and whether they may: the way of all that have it, or also what they have."""
+        if headers is not None or properties.user_id is not None or properties.reply_to == REPLY_TO:
+            self.goes_by = self
+        is_worth_it = len(written) <= MOST_WRITTEN_BYTES and not (headers and any(name == BCC for name, _ in headers))
+        self.written = written if is_worth_it else b""
+        """Flags and properties as they came, if they may be passed on so, and that is worth keeping."""
         self.is_common = (
             properties.message_id is None and properties.correlation_id is None and properties.timestamp is None
         )
         """Not each of them has a name or a time of its own."""
         self.like: Message | None = None
         """Their message, without a body, once one was made; None also where its time to live begins anew each time."""
+        self.origin: Origin | None = None
+        """What the engine is told that they have in common; None as above."""
 
 
 class PublishRun(NamedTuple):
@@ -80,13 +93,13 @@ class PublishReader:
     def __init__(self, memory: SharedMemory) -> None:
         self._heads: Known[bytes, Head] = Known(memory, _MOST_HEADS)
         """By method frame, and what follows the size in the header frame, end octets included."""
-        self._methods: Known[bytes, list[Any]] = Known(memory, _MOST_HEADS)
-        """What their method says: of many only the properties are their own."""
+        self._ways: Known[bytes, Way] = Known(memory, _MOST_HEADS)
+        """By method: of many only the properties are their own."""
 
     def let_go(self) -> None:
         """Remember nothing any more."""
         self._heads.let_go()
-        self._methods.let_go()
+        self._ways.let_go()
 
     def read(self, data: bytes, at: int, max_frame_bytes: int, max_body_bytes: int, most_frames: int) -> PublishRun:
         """Those from ``at`` on, where a method frame begins whose numbers are there; none is fine, too."""
@@ -95,9 +108,18 @@ class PublishReader:
         ends: list[int] = []
         size = len(data)
         room = max_frame_bytes - FRAME_OVERHEAD_BYTES
+        largest_body = min(max_body_bytes, room)
         known = self._heads.answers
         channel, method, method_size = data[at + 1 : at + 3], b"", 0
-        number = channel[0] << 8 | channel[1]
+        # What is looked at for each of them is at hand: this loop is a quarter of what a message takes.
+        starts_method, starts_header, starts_body = [bytes((kind,)) + channel for kind in _KINDS]
+        publish_ids, class_of_content = PUBLISH.ids, PUBLISH.class_id
+        method_start, content_start, body_start = (
+            _METHOD_START.unpack_from,
+            _CONTENT_START.unpack_from,
+            _BODY_START.unpack_from,
+        )
+        content_at, body_at, overhead = _CONTENT_START.size, _BODY_START.size, FRAME_OVERHEAD_BYTES
         frames = 0
         last: Head | None = None
         last_bytes = 0
@@ -105,28 +127,26 @@ class PublishReader:
             if not method or not data.startswith(method, at):
                 if size - at < _METHOD_START.size:
                     break
-                kind, of, length, ids = _METHOD_START.unpack_from(data, at)
-                if kind != FrameType.METHOD or of != number or ids != PUBLISH.ids or length > room:
+                start_bytes, length, ids = method_start(data, at)
+                if start_bytes != starts_method or ids != publish_ids or length > room:
                     break
-                method_size = length + FRAME_OVERHEAD_BYTES
+                method_size = length + overhead
                 method = data[at : at + method_size]
             header = at + method_size
-            if size - header < _CONTENT_START.size:
+            if size - header < content_at:
                 break
-            kind, of, length, class_id, weight, body_size = _CONTENT_START.unpack_from(data, header)
-            end = header + length + FRAME_OVERHEAD_BYTES
+            start_bytes, length, class_id, weight, body_size = content_start(data, header)
+            end = header + length + overhead
             if (
-                kind != FrameType.HEADER
-                or of != number
-                or class_id != PUBLISH.class_id
+                start_bytes != starts_header
+                or class_id != class_of_content
                 or weight
                 or length > room
-                or body_size > max_body_bytes
-                or body_size > room
+                or body_size > largest_body
                 or end > size
             ):
                 break
-            named = method + data[header + _CONTENT_START.size : end]
+            named = method + data[header + content_at : end]
             head = known.get(named)
             if head is None:
                 if method[-1] != FRAME_END or data[end - 1] != FRAME_END:
@@ -137,12 +157,12 @@ class PublishReader:
                     break
             start, each = end, 2
             if body_size:
-                start, each = end + _BODY_START.size, 3
+                start, each = end + body_at, 3
                 end = start + body_size + 1
                 if (
                     end > size
                     or data[end - 1] != FRAME_END
-                    or _BODY_START.unpack_from(data, start - _BODY_START.size) != (FrameType.BODY, number, body_size)
+                    or body_start(data, start - body_at) != (starts_body, body_size)
                 ):
                     break
             bodies.append(data[start : end - 1])
@@ -153,12 +173,12 @@ class PublishReader:
                 last, last_bytes, at = head, body_size, end
                 continue
             # Two are alike: those behind them that begin with the same bytes differ from them in their bodies alone.
-            begins, start_bytes, step, count, at = data[at:start], start - at, end - at, len(bodies), end
+            begins, begin_bytes, step, count, at = data[at:start], start - at, end - at, len(bodies), end
             most = min((size - at) // step, (most_frames - frames) // each)
             for end in range(at + step, at + most * step + 1, step):
                 if data[end - 1] != FRAME_END or not data.startswith(begins, at):
                     break
-                bodies.append(data[at + start_bytes : end - 1])
+                bodies.append(data[at + begin_bytes : end - 1])
                 ends.append(end)
                 at = end
             count = len(bodies) - count
@@ -168,14 +188,13 @@ class PublishReader:
 
     def _learn(self, named: bytes, method: bytes, header: bytes) -> Head:
         """Raises :class:`AmqpError`."""
-        values = self._methods.answers.get(method)
-        if values is None:
+        way = self._ways.answers.get(method)
+        if way is None:
             length = len(method)
-            values = self._methods.remember(
-                method, decode_method(method)[1], length, _METHOD_BYTES + _CHARACTER_BYTES * length
-            )
+            way = Way(*decode_method(method)[1])
+            self._ways.remember(method, way, length, _METHOD_BYTES + _CHARACTER_BYTES * length)
         _, properties = decode_header(header)
-        head = Head(*[*values, properties, header[SECTION_AT:]])
+        head = Head(way, properties, header[SECTION_AT:])
         if not head.is_common:
             return head
         length = len(named)

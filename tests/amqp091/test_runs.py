@@ -485,7 +485,7 @@ def test_publishes_are_read_up_to_what_is_not_all_there() -> None:
         assert run.bodies == [b"1", b"", b"22"][:count]
         assert run.ends == [len(b"".join(whole[: number + 1])) for number in range(count)]
     run = reader().read(data, 0, FRAME_MAX, MOST_BYTES, 1_024)
-    assert [head.routing_key for head in run.heads] == ["q", "q", "r"]
+    assert [head.way.routing_key for head in run.heads] == ["q", "q", "r"]
     assert run.heads[2].properties.app_id == "a"
     assert reader().read(data, 0, FRAME_MAX, MOST_BYTES, 5).bodies == [b"1"]
     assert reader().read(data, 0, FRAME_MAX, 1, 1_024).bodies == [b"1", b""]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from assay.reference_broker.routing.message import Message
 
 
-class Origin(NamedTuple):
+class Origin(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What most messages of a batch have in common."""
 
     topic: str

@@ -22,6 +22,7 @@ from assay.reference_broker.queues.messages.control_records import (
     is_control_header,
 )
 from assay.reference_broker.queues.messages.lanes import NORMAL
+from assay.reference_broker.queues.messages.message_batch import Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.routing.message import Message, memory_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
@@ -123,7 +124,9 @@ class MessageCodec:
         self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
         self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, CACHE_LIMIT)
-        self._alike: Known[tuple[Message, str], tuple[Headers, str, str, int, int]] = Known(memory, 4 * CACHE_LIMIT)
+        self._alike: Known[Origin, tuple[Headers, str, str, int, int]] = Known(memory, 4 * CACHE_LIMIT)
+        self.known_origins = self._alike.answers
+        """See :meth:`alike`."""
         self._plain_known = self._plain.answers
         self._decoded_known = self._decoded.answers
         self._described_known = self._described.answers
@@ -151,21 +154,18 @@ class MessageCodec:
             self._plain.remember(key, known, length, size)
         return known
 
-    def alike(
-        self, like: Message, routing_key: str, lane: int, *, is_common: bool
-    ) -> tuple[Headers, str, str, int, int]:
-        """Of all messages that have what this one has, but for payload and user properties: record headers, the topic
-        to deliver on, the routing key, the bytes that count beside the payload, and the lane, which follows from what
-        they have. Remembered if it is common."""
-        known = self._alike.answers.get((like, routing_key)) if is_common else None
-        if known is None:
-            headers, topic = self._encode(like, routing_key, lane)
-            size = message_bytes(like) - len(like.payload)
-            known = headers, topic, routing_key, size, lane
-            if is_common:
-                taken = _ENTRY_BYTES + memory_bytes(like) + sum([len(value) for _, value in headers])
-                self._alike.remember((like, routing_key), known, len(routing_key), taken)
-        return known
+    def alike(self, origin: Origin, like: Message, lane: int) -> tuple[Headers, str, str, int, int]:
+        """Of all messages that have what this one of their origin has, but for payload and user properties: record
+        headers, the topic to deliver on, the routing key, the bytes that count beside the payload, and the lane, which
+        follows from what they have. Remembered by origin if that is common."""
+        routing_key = origin.routing_key
+        headers, topic = self._encode(like, routing_key, lane)
+        size = message_bytes(like) - len(like.payload)
+        found = headers, topic, routing_key, size, lane
+        if origin.is_common:
+            taken = _ENTRY_BYTES + memory_bytes(like) + sum([len(value) for _, value in headers])
+            self._alike.remember(origin, found, len(routing_key), taken)
+        return found
 
     def describe(self, properties: tuple[tuple[str, str], ...]) -> Described:
         """User properties, which follow the headers of a message that has nothing else."""

@@ -418,10 +418,9 @@ class EnqueuePath(ABC):
             if head[3]:
                 sizes = [size + head[3] for size in sizes]
         else:
-            # By identity: to compare all that they say takes longer, and mostly they are the same.
-            known = {id(origin): origin for origin in origins}
-            found = {number: self._head(origin) for number, origin in known.items()}
-            heads = [found[id(origin)] for origin in origins]
+            known = self._codec.known_origins
+            found = {origin: known.get(origin) or self._head(origin) for origin in set(origins)}
+            heads = [found[origin] for origin in origins]
             sizes = [size + head[3] for size, head in zip(sizes, heads, strict=True)]
         if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
             return False
@@ -462,11 +461,11 @@ class EnqueuePath(ABC):
         return True
 
     def _head(self, origin: Origin) -> _Head:
-        topic, publisher, routing_key, like, is_common = origin
-        first = Message(topic=topic, payload=b"", publisher=publisher) if like is None else like
+        like, routing_key = origin.like, origin.routing_key
+        first = Message(topic=origin.topic, payload=b"", publisher=origin.publisher) if like is None else like
         lane = self.lane_of(first, None) if self._has_levels else NORMAL
         if like is not None:
-            return self._codec.alike(like, routing_key, lane, is_common=is_common)
+            return self._codec.alike(origin, like, lane)
         headers, target = self._codec.headers(first, routing_key, lane)
         return headers, target, routing_key, 0, lane
 
