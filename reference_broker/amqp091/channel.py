@@ -68,6 +68,9 @@ class Channel:
         self.number = number
         self.last_queue = ""
         """The queue that an empty name stands for: the last one declared on the channel."""
+        self._last_get = b""
+        self._get_values: list[Any] = []
+        """What it says: mostly a client gets from one queue, again and again."""
         self.is_closing = False
         """``close`` was sent: all but ``close-ok`` is passed over (channel.close.stability)."""
         self.publishing = Publishing(self)
@@ -194,9 +197,11 @@ class Channel:
     def on_gets(self, payload: bytes, count: int, now: float) -> None:
         """As so many frames with this method. Raises as :meth:`on_frame`."""
         try:
-            _, values = decode_method(payload)
+            if payload != self._last_get:
+                self._get_values = decode_method(payload)[1]
+                self._last_get = payload
             with _Explained(GET):
-                HANDLERS[GET.name](self, *values, now, count)
+                HANDLERS[GET.name](self, *self._get_values, now, count)
         except AmqpError as error:
             if error.hard:
                 raise

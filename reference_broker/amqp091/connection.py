@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.login import USERS_CHANGED, Identity, Login, Step, refused
 from assay.reference_broker.amqp091.names import AMQP091
-from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, read_acks, read_alike
+from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, PublishReader, count_alike, read_acks
 from assay.reference_broker.amqp091.service import Amqp091, Peer
 from assay.reference_broker.amqp091.topology import VirtualHost
 from assay.reference_broker.amqp091.wire.fields import Table
@@ -320,6 +320,8 @@ class AmqpConnection(Peer, Connection):
             if self.phase is Phase.HEADER:
                 at = self.on_header(now)
             while frames < MAX_FRAMES:
+                if at == len(data):
+                    break
                 if self.phase is Phase.RUNNING:
                     at, handled = self._on_run(data, at, MAX_FRAMES - frames, now)
                     frames += handled
@@ -361,9 +363,10 @@ class AmqpConnection(Peer, Connection):
             found = read_frame(data, at, self.frame_max_bytes)
             if found is None:
                 return at, 0
-            payload, count = read_alike(data, at, min(most, MAX_GETS))
-            channel.on_gets(payload, count, now)
-            return at + count * (found[1] - at), count
+            part, end = found
+            count = count_alike(data, at, end, min(most, MAX_GETS))
+            channel.on_gets(part.payload, count, now)
+            return at + count * (end - at), count
         if ids == ACK.ids:
             acks, end = read_acks(data, at, most)
             if acks:

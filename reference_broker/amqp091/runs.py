@@ -201,15 +201,14 @@ class PublishReader:
         return self._heads.remember(named, head, length, _HEAD_BYTES + _CHARACTER_BYTES * length)
 
 
-def read_alike(data: bytes, at: int, most: int) -> tuple[bytes, int]:
-    """The payload of the frame that begins there and is whole, and how many like it stand there together."""
-    end = at + FRAME_OVERHEAD_BYTES + int.from_bytes(data[at + 3 : at + _IDS_AT], "big")
+def count_alike(data: bytes, at: int, end: int, most: int) -> int:
+    """How many frames like the one from ``at`` to ``end`` stand there together, with it."""
     one = data[at:end]
     count = 1
     while count < most and data.startswith(one, end):
         count += 1
         end += len(one)
-    return one[_IDS_AT:-1], count
+    return count
 
 
 def read_acks(data: bytes, at: int, most: int) -> tuple[list[tuple[int, int]], int]:
