@@ -65,11 +65,15 @@ from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from assay.reference_broker.config_tenants import tenant_problems
 from assay.reference_broker.config_tracing import TracingConfig as TracingConfig
 from assay.reference_broker.config_tracing import tracing_problems
+from assay.reference_broker.config_webhooks import AskedConfig as AskedConfig
 from assay.reference_broker.config_webhooks import CalloutConfig as CalloutConfig
 from assay.reference_broker.config_webhooks import EventKind as EventKind
+from assay.reference_broker.config_webhooks import HookFailure as HookFailure
+from assay.reference_broker.config_webhooks import HookKind as HookKind
+from assay.reference_broker.config_webhooks import HooksConfig as HooksConfig
 from assay.reference_broker.config_webhooks import WebhookConfig as WebhookConfig
 from assay.reference_broker.config_webhooks import WebhooksConfig as WebhooksConfig
-from assay.reference_broker.config_webhooks import callout_problems, webhooks_problems
+from assay.reference_broker.config_webhooks import asked_problems, webhooks_problems
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
@@ -243,6 +247,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     auth: AuthConfig = AuthConfig()
     authenticate: CalloutConfig | None = None
     """Somebody else who knows users; None = nobody is asked."""
+    hooks: HooksConfig | None = None
+    """Somebody else who decides about publishes and subscriptions; None = nobody is asked."""
     acl: AclConfig | None = None
     """None = no access rules."""
     sys: SysConfig = SysConfig()
@@ -415,7 +421,11 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     problems += tracing_problems(config.tracing)
     problems += webhooks_problems(config.webhooks)
     if config.authenticate is not None:
-        problems += callout_problems(config.authenticate, "authenticate")
+        problems += asked_problems(config.authenticate, "authenticate")
+    if config.hooks is not None:
+        problems += asked_problems(config.hooks, "hooks")
+        asked = [AclRuleConfig(topic=topic, access=Permission.READ) for topic in config.hooks.topics]
+        problems += rule_problems(tuple(asked), "hooks.topics")
     if config.server_reference is not None:
         problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:

@@ -1,4 +1,4 @@
-"""The configuration of webhooks and callouts: who is told of what happens in the broker, and who is asked."""
+"""The configuration of webhooks, callouts and hooks: who is told of what happens in the broker, and who is asked."""
 
 from __future__ import annotations
 
@@ -59,21 +59,52 @@ class WebhooksConfig(Section, frozen=True, kw_only=True):
     """A group that is further behind its queue than so many messages is told of; 0 = none is."""
 
 
-class CalloutConfig(Section, frozen=True, kw_only=True):
-    """Whom the broker asks about users that are not among ``auth.users``: who they are, and what they may."""
+class AskedConfig(Section, frozen=True, kw_only=True):
+    """Whom the broker asks by a POST, whose client waits for the answer."""
 
     url: str
     token: str = ""
     """Sent as ``Authorization: Bearer``."""
     timeout_s: float = 2.0
     attempts: int = 2
-    cache_s: float = 300.0
-    """A password that was right is not asked about again for so long."""
     allow_private: bool = False
     """Let it be at a private, local or otherwise special address."""
     breaker_failures: int = 5
-    """So many failures in a row, and clients are told to come back later for ``breaker_pause_s``; 0 = never."""
+    """So many failures in a row, and nobody is asked for ``breaker_pause_s``; 0 = never."""
     breaker_pause_s: float = 10.0
+
+
+class CalloutConfig(AskedConfig, frozen=True, kw_only=True):
+    """Who knows users that are not among ``auth.users``: who they are, and what they may."""
+
+    cache_s: float = 300.0
+    """A password that was right is not asked about again for so long."""
+
+
+class HookKind(StrEnum):
+    """What hooks decide about, by the names that they are asked with."""
+
+    PUBLISH = "auth_on_publish"
+    SUBSCRIBE = "auth_on_subscribe"
+
+
+class HookFailure(StrEnum):
+    """What holds where nobody can be asked, or the answer is none."""
+
+    DENY = "deny"
+    ALLOW = "allow"
+
+
+class HooksConfig(AskedConfig, frozen=True, kw_only=True):
+    """Who decides about each publish and subscription, while its client waits."""
+
+    timeout_s: float = 0.5
+    attempts: int = 1
+    kinds: tuple[HookKind, ...] = ()
+    """Empty = all."""
+    topics: tuple[str, ...] = ()
+    """Filters of MQTT for the topics that are asked about; empty = all."""
+    fail: HookFailure = HookFailure.DENY
 
 
 def is_webhook(url: str) -> bool:
@@ -116,14 +147,14 @@ def webhooks_problems(config: WebhooksConfig) -> list[str]:
     return problems + [f"webhooks.{name} must be 0.1 to 86400" for name in wrong]
 
 
-def callout_problems(config: CalloutConfig, where: str) -> list[str]:
+def asked_problems(config: AskedConfig, where: str) -> list[str]:
     """What is wrong, each with its key."""
     problems = webhook_problem(f"{where}.url", config.url)
     if not 1 <= config.attempts <= 10:
         problems.append(f"{where}.attempts must be 1 to 10")
     if not 0.1 <= config.timeout_s <= 30:
         problems.append(f"{where}.timeout_s must be 0.1 to 30")
-    if not 0 <= config.cache_s <= 86_400:
+    if isinstance(config, CalloutConfig) and not 0 <= config.cache_s <= 86_400:
         problems.append(f"{where}.cache_s must be 0 to 86400")
     if config.breaker_failures < 0 or not 0.1 <= config.breaker_pause_s <= 3_600:
         problems.append(f"{where}.breaker_failures must be at least 0, and breaker_pause_s 0.1 to 3600")

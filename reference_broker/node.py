@@ -20,6 +20,7 @@ from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig
 from assay.reference_broker.config_files import read_named_files
 from assay.reference_broker.core.callouts import ExternalUsers
 from assay.reference_broker.core.connection import Connection
+from assay.reference_broker.core.hooks import Hooks
 from assay.reference_broker.core.protocols import MQTT, Arrival, WireProtocol
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
 from assay.reference_broker.core.webhooks import Webhooks
@@ -108,6 +109,9 @@ class BrokerNode:
             found = ExternalUsers(config.authenticate, rng.randbytes(32), lambda: self.state.now)
             self.external_users = self.authenticator.external = found
             self.state.know(found.rules)
+        if config.hooks is not None:
+            id_of = (lambda _: "") if self.external_users is None else self.external_users.id_of
+            self.state.hooks = Hooks(config.hooks, id_of, lambda: self.state.now)
         self._connections: dict[Connection, None] = {}
         self._dirty: list[Connection] = []
         self.reloads = 0
@@ -364,6 +368,8 @@ class BrokerNode:
             found += self.webhooks.outboxes
         if self.external_users is not None:
             found.append(self.external_users.outbox)
+        if self.state.hooks is not None:
+            found.append(self.state.hooks.outbox)
         return found
 
     def take_jobs(self, now: float) -> list[BackgroundJob]:

@@ -18,6 +18,7 @@ _REQUIRED: dict[str, dict[str, Any]] = {
     "tls": {"certificate": "a", "key": "b"},
     "websocket": {},
     "authenticate": {"url": "http://127.0.0.1/"},
+    "hooks": {"url": "http://127.0.0.1/"},
     "endpoints": {"url": "http://127.0.0.1/"},
 }
 

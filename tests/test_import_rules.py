@@ -301,6 +301,7 @@ CIRCLES: dict[str, set[str]] = {
     "a connection's handlers change it, as its methods would": {
         f"{_CONNECTIONS}.{name}"
         for name in (
+            "asking",
             "connection",
             "enhanced_auth",
             "handlers",

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from assay.reference_broker.amqp091 import rights
+from assay.reference_broker.amqp091 import asking, rights
+from assay.reference_broker.amqp091.asking import READS
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.handles import ConnectionHandle
@@ -166,9 +167,17 @@ class Channel:
         parts = content.parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         assert content.properties is not None
-        with _Explained(content.method):
-            head = Head(Way(*content.values), content.properties, content.written)
+        head = Head(Way(*content.values), content.properties, content.written)
+
+        def publish(body: bytes, now: float) -> None:
             self.publishing.publish((head,), (body,), now)
+
+        hooks = self.connection.broker.hooks
+        if hooks is not None:
+            asking.on_publish(self, hooks, head, body, publish)
+            return
+        with _Explained(content.method):
+            publish(body, now)
 
     # -- frames that stand together ----------------------------------------------------------------------------------
 
@@ -180,7 +189,8 @@ class Channel:
     @property
     def takes_runs(self) -> bool:
         """Nothing has begun that what comes next belongs to, or waits for."""
-        return self._content is None and not self.is_waiting and not self.is_closing
+        is_free = self._content is None and not self.is_waiting and not self.is_closing
+        return is_free and self.connection.broker.hooks is None
 
     def on_publishes(self, run: PublishRun, now: float) -> int:
         """As their frames one by one; returns how many of the publishes are done with. Raises as :meth:`on_frame`."""
@@ -229,7 +239,11 @@ class Channel:
             if handler is None:
                 code = Reply.CHANNEL_ERROR if method.name == "channel.open" else Reply.COMMAND_INVALID
                 raise AmqpError(code, f"{method.name} on an open channel", rule="channel.open.state", hard=True)
-            handler(self, *values, now)
+            hooks = self.connection.broker.hooks
+            if hooks is not None and method.name in READS:
+                asking.on_read(self, hooks, method.name, values, handler)
+            else:
+                handler(self, *values, now)
 
     def fail(self, error: AmqpError, now: float) -> None:
         """Close the channel: the client is told why, and what comes until it answers is passed over."""

@@ -33,7 +33,8 @@ def _refused(connection: Bearer, right: str, what: str) -> AmqpError:
     return AmqpError(Reply.ACCESS_REFUSED, text, rule="sec.2.3.6.exceptions")
 
 
-def _exchange_topic(exchange: str, routing_key: str = "") -> str:
+def exchange_topic(exchange: str, routing_key: str = "") -> str:
+    """The topic that an exchange, or a publish to it, is to the access rules."""
     topic = mqtt_topic_of(routing_key) if exchange == TOPICS and routing_key else None
     return f"$exchange/{engine_name(exchange)}" if topic is None else topic
 
@@ -53,6 +54,6 @@ def check_exchange(connection: Bearer, exchange: str, *, read: bool = False, rou
     grants = connection.grants
     if grants is None:
         return
-    topic = _exchange_topic(exchange, routing_key)
+    topic = exchange_topic(exchange, routing_key)
     if not (grants.may_subscribe(topic) if read else grants.may_publish(topic)):
         raise _refused(connection, "read" if read else "write", f"exchange '{exchange[:80]}'")

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from assay.reference_broker.api.asking import Asked, may_publish
 from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.publishing import check_carried
 from assay.reference_broker.api.turns import Turns
@@ -40,6 +41,22 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a message of a queue, or what cancels a delayed one."""
 
 
+async def _decided(turns: Turns, caller: Caller, wanted: Publication) -> Publication:
+    """As hooks have it. Raises :class:`QueueError` (NOT_ALLOWED)."""
+    told = tuple(wanted.properties.items())
+    asked = Asked(wanted.topic, wanted.payload, told, wanted.qos, retain=wanted.retain)
+    change = await may_publish(turns, caller, asked)
+    found = msgspec.structs.replace(
+        wanted,
+        topic=wanted.topic if change.topic is None else change.topic,
+        payload=wanted.payload if change.payload is None else change.payload,
+        retain=wanted.retain if change.retain is None else change.retain,
+        properties=wanted.properties if change.properties is None else dict(change.properties),
+    )
+    caller.check_topic(found.topic, Scope.WRITE)
+    return found
+
+
 async def publish_to_topic(turns: Turns, caller: Caller, wanted: Publication) -> Published:
     """Returns once it is as safe as the broker promises: in a queue, or written for sessions. Raises QueueError."""
     try:
@@ -53,6 +70,10 @@ async def publish_to_topic(turns: Turns, caller: Caller, wanted: Publication) ->
     if most and len(wanted.payload) > most:
         raise QueueError(_Q.TOO_LARGE, f"a payload has at most {most} bytes")
     caller.check_topic(wanted.topic, Scope.WRITE)
+    if state.hooks is not None:
+        wanted = await _decided(turns, caller, wanted)
+        driver, now = turns.turn()
+        state = driver.node.state
     message = Message(
         topic=wanted.topic,
         payload=wanted.payload,

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from assay.reference_broker.api.asking import may_consume
 from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.desk import Desk
 from assay.reference_broker.api.problems import Code, RequestError
@@ -348,7 +349,7 @@ class Members:
         except QueueError:
             return None
 
-    def one_of(
+    async def one_of(
         self,
         caller: Caller,
         queue: str,
@@ -363,6 +364,10 @@ class Members:
 
         Raises :class:`QueueError`.
         """
+        found = self.known(caller, queue, group, consumer, pattern)
+        if found is not None and not bound:
+            return found
+        await may_consume(self._desk, caller, (queue,), pattern)
         found = self.known(caller, queue, group, consumer, pattern)
         if found is not None and not bound:
             return found

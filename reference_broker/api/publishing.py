@@ -8,7 +8,8 @@ from itertools import chain
 
 import msgspec
 
-from assay.reference_broker.api.callers import Caller
+from assay.reference_broker.api.asking import Asked, decide_all
+from assay.reference_broker.api.callers import Caller, engine_name
 from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.config import Scope
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
@@ -53,6 +54,9 @@ async def publish(
     ``queue``: as the caller knows it.
     """
     driver, now = turns.turn()
+    if driver.node.state.hooks is not None:
+        messages = await _decided(turns, caller, queue, messages)
+        driver, now = turns.turn()
     broker, engine = driver.node.state, driver.node.engine
     told: list[list[tuple[StoredAs, str]]] = [[] for _ in messages]
 
@@ -81,6 +85,32 @@ async def publish(
     ]
     errors = await turns.each_confirmed(starts)
     return [_became(caller, place, error) for place, error in zip(told, errors, strict=True)]
+
+
+async def _decided(turns: Turns, caller: Caller, queue: str, messages: Sequence[NewMessage]) -> list[NewMessage]:
+    """As hooks have them."""
+
+    def asked(message: NewMessage) -> Asked | None:
+        """None where it is refused anyway."""
+        try:
+            caller.queue(queue, Scope.WRITE, message.routing_key)
+        except QueueError:
+            return None
+        topic = topic_of(engine_name(queue), message.routing_key)
+        return None if message.problem is not None else Asked(topic, message.payload, message.headers)
+
+    decided: list[NewMessage] = []
+    for message, verdict in zip(messages, await decide_all(turns, caller, list(map(asked, messages))), strict=True):
+        change = verdict.change
+        decided.append(
+            msgspec.structs.replace(
+                message,
+                problem=message.problem or verdict.error,
+                payload=message.payload if change.payload is None else change.payload,
+                headers=message.headers if change.properties is None else change.properties,
+            )
+        )
+    return decided
 
 
 def check_carried(topic: str, texts: Iterable[str | None], headers: Iterable[tuple[str, str]]) -> None:

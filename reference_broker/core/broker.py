@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 from assay.reference_broker.config import BrokerConfig, EventKind
 from assay.reference_broker.core.access import AccessControl, Rules
 from assay.reference_broker.core.clients import Client, Subscriber
+from assay.reference_broker.core.hooks import Hooks
 from assay.reference_broker.core.newcomers import Newcomers
 from assay.reference_broker.core.partial_packets import PartialPackets
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
@@ -87,6 +88,7 @@ class Broker:
         "engine",
         "external_rules",
         "handshakes",
+        "hooks",
         "leaving",
         "now",
         "partial_packets",
@@ -121,6 +123,8 @@ class Broker:
         self.asks_for_topics = engine.captures is not None
         """Somebody beside subscribers gets messages of ordinary topics."""
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
+        self.hooks: Hooks | None = None
+        """Who decides about publishes and subscriptions; None = nobody is asked."""
         self.external_rules: Rules | None = None
         """Further access rules of users whom somebody else knows."""
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None

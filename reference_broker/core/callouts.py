@@ -15,8 +15,15 @@ from typing import Final
 import msgspec
 
 from assay.reference_broker.auth import CheckQueueFullError, LoginCheck, OnChecked, proof_of
-from assay.reference_broker.config import AclRuleConfig, CalloutConfig, Permission, UserConfig, rule_problems
-from assay.reference_broker.queues.jobs.outbox import Breaker, Outbox
+from assay.reference_broker.config import (
+    AclRuleConfig,
+    AskedConfig,
+    CalloutConfig,
+    Permission,
+    UserConfig,
+    rule_problems,
+)
+from assay.reference_broker.queues.jobs.outbox import Breaker, OnAnswer, Outbox
 
 MAX_CALLOUTS: Final = 256
 """Clients that wait for a callout; more are told to come back later."""
@@ -41,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What is answered, with FluxMQ's names."""
 
     authenticated: bool
+    id: str = ""
+    """What it calls the user; hooks are told."""
     reason: str = ""
     rules: tuple[AllowedTopic, ...] = ()
     """Beside those of ``acl.rules``; they hold where there is a section ``acl``."""
@@ -61,6 +70,44 @@ def _rules(answer: Answer, username: str | None) -> tuple[AclRuleConfig, ...]:
     return tuple(AclRuleConfig(topic=each.topic, access=each.access, user=username) for each in answer.rules)
 
 
+class Asker:
+    """Asks one place, within bounds."""
+
+    def __init__(self, what: str, config: AskedConfig, now: Callable[[], float], most_answer_bytes: int) -> None:
+        """``what`` is asked, for the log."""
+        self._config = config
+        self._now = now
+        self._most_answer_bytes = most_answer_bytes
+        self._breaker = Breaker(config.breaker_failures, config.breaker_pause_s)
+        self.outbox = Outbox(
+            what,
+            max_waiting=MAX_CALLOUTS,
+            max_running=MAX_RUNNING_CALLOUTS,
+            first_backoff_s=_FIRST_BACKOFF_S,
+            patient=False,
+            breaker=self._breaker,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Nobody is asked now: too many wait for it, or nobody has answered for a while."""
+        return self.outbox.waiting >= MAX_CALLOUTS or self._breaker.room(0, 1, self._now()) <= 0
+
+    def ask(self, body: bytes, on_answer: OnAnswer) -> None:
+        """Post JSON; not where :attr:`is_closed`."""
+        config = self._config
+        self.outbox.post(
+            config.url,
+            body,
+            attempts=config.attempts,
+            timeout_s=config.timeout_s,
+            allow_private=config.allow_private,
+            headers=(("Authorization", f"Bearer {config.token}"),) if config.token else (),
+            most_answer_bytes=self._most_answer_bytes,
+            on_answer=on_answer,
+        )
+
+
 class ExternalUsers:
     """Users whom somebody else knows. Implements :class:`assay.reference_broker.auth.ExternalUsers`."""
 
@@ -69,18 +116,12 @@ class ExternalUsers:
         self._config = config
         self._cache_key = cache_key
         self._now = now
-        self._breaker = Breaker(config.breaker_failures, config.breaker_pause_s)
-        self.outbox = Outbox(
-            "callout",
-            max_waiting=MAX_CALLOUTS,
-            max_running=MAX_RUNNING_CALLOUTS,
-            first_backoff_s=_FIRST_BACKOFF_S,
-            patient=False,
-            breaker=self._breaker,
-        )
+        self._asker = Asker("callout", config, now, MAX_ANSWER_BYTES)
+        self.outbox = self._asker.outbox
         self._allowed: OrderedDict[bytes, float] = OrderedDict()
         """Until when, by keyed hash."""
         self._user_rules: OrderedDict[str, tuple[AclRuleConfig, ...]] = OrderedDict()
+        self._ids: OrderedDict[str, str] = OrderedDict()
 
     def _proof(self, username: str, password: bytes) -> bytes:
         return proof_of(self._cache_key, username, password)
@@ -93,6 +134,10 @@ class ExternalUsers:
         """What the last answer allowed a user."""
         return self._user_rules.get(username, ())
 
+    def id_of(self, username: str) -> str:
+        """What the last answer called a user."""
+        return self._ids.get(username, "")
+
     def check(
         self,
         username: str,
@@ -103,8 +148,7 @@ class ExternalUsers:
         protocol: str,
     ) -> LoginCheck:
         """See the protocol. Raises :class:`CheckQueueFullError`, also while nobody is asked since nobody answers."""
-        now = self._now()
-        if self.outbox.waiting >= MAX_CALLOUTS or self._breaker.room(0, 1, now) <= 0:
+        if self._asker.is_closed:
             raise CheckQueueFullError
         check = LoginCheck(users, on_done)
         asked = {"client_id": client_id, "username": username, "protocol": protocol}
@@ -112,17 +156,8 @@ class ExternalUsers:
             asked["password"] = password.decode()
         except UnicodeDecodeError:
             asked["password_base64"] = base64.b64encode(password).decode()
-        config = self._config
-        self.outbox.post(
-            config.url,
-            msgspec.json.encode(asked),
-            attempts=config.attempts,
-            timeout_s=config.timeout_s,
-            allow_private=config.allow_private,
-            headers=(("Authorization", f"Bearer {config.token}"),) if config.token else (),
-            most_answer_bytes=MAX_ANSWER_BYTES,
-            on_answer=lambda body: self._answered(check, username, self._proof(username, password), body),
-        )
+        proof = self._proof(username, password)
+        self._asker.ask(msgspec.json.encode(asked), lambda body: self._answered(check, username, proof, body))
         return check
 
     def _answered(self, check: LoginCheck, username: str, proof: bytes, body: bytes | None) -> None:
@@ -138,6 +173,9 @@ class ExternalUsers:
             self._allowed.move_to_end(proof)
         self._user_rules[username] = _rules(answer, username)
         self._user_rules.move_to_end(username)
-        for remembered in (self._allowed, self._user_rules):
+        if answer.id:
+            self._ids[username] = answer.id
+            self._ids.move_to_end(username)
+        for remembered in (self._allowed, self._user_rules, self._ids):
             if len(remembered) > MAX_REMEMBERED:
                 remembered.popitem(last=False)

@@ -512,18 +512,20 @@ async def join_group(call: Call, asked: Any) -> Any:
     if asked.HasField("session_timeout"):
         text_ = "session_timeout is a setting of a queue here: group.session_timeout_s"
         raise RequestError(Code.UNSUPPORTED, text_)
-    member = _member(call, asked)
+    member = await _member(call, asked)
     await member.wait_until_assigned()
     name, group = _known_group(call, asked)
     found = call.service.engine.groups.details(name, group)
     return M.JoinGroupResponse(generation_id=member.generation, consumers=_consumers(call, asked.queue_name, found))
 
 
-def _member(call: Call, asked: Any, *, bound: bool = False, prefetch: int = 0) -> Any:
+async def _member(call: Call, asked: Any, *, bound: bool = False, prefetch: int = 0) -> Any:
     group, pattern = group_of(asked.group_id)
     options = SubscribeOptions(prefetch=prefetch, receipts=True)
     consumer = asked.consumer_id or "default"
-    return call.service.members.one_of(call.caller, asked.queue_name, group, consumer, pattern, options, bound=bound)
+    return await call.service.members.one_of(
+        call.caller, asked.queue_name, group, consumer, pattern, options, bound=bound
+    )
 
 
 def _member_id(call: Call, asked: Any) -> str:
@@ -557,7 +559,7 @@ async def consume(call: Call, asked: Any) -> Any:
     wait_s = min(seconds_of(asked.wait_time), call.service.config.max_poll_s)
     most = asked.max_messages or 1
     check_wait(call.service, wait_s, most)
-    member = _member(call, asked)
+    member = await _member(call, asked)
     taken = await member.poll(most, wait_s, never)
     limit = min(asked.max_bytes or call.config.max_message_bytes, call.config.max_message_bytes >> 1)
     sizes = itertools.accumulate(len(each.delivery.message.payload) for each in taken)
@@ -570,7 +572,7 @@ async def consume(call: Call, asked: Any) -> Any:
 async def consume_queue(call: Call, asked: Any) -> None:
     prefetch = asked.max_in_flight or call.config.max_buffered
     most = min(prefetch, call.config.max_buffered)
-    member = _member(call, asked, bound=True, prefetch=prefetch)
+    member = await _member(call, asked, bound=True, prefetch=prefetch)
     with ends_with(call, member):
         while True:
             for each in await member.poll(most, call.service.config.max_poll_s, never):
@@ -627,7 +629,7 @@ async def _settle(
 @served(Scope.READ)
 async def claim(call: Call, asked: Any) -> Any:
     limit = min(asked.limit or _USUAL, call.service.config.max_batch)
-    member = _member(call, asked)
+    member = await _member(call, asked)
     (queue,) = member.consumers
     taken = await member.claim(queue, Claim(min_idle_s=seconds_of(asked.min_idle_time), limit=limit))
     return M.ClaimResponse(messages=[_delivered(call, each, asked.consumer_id) for each in taken])

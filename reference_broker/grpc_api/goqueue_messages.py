@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from assay.reference_broker.api.asking import may_consume
 from assay.reference_broker.api.consumers import Member, Taken
 from assay.reference_broker.api.groups import MAX_TOPICS
 from assay.reference_broker.api.problems import Code, RequestError
@@ -157,6 +158,7 @@ async def subscribe(call: Call, asked: Any) -> None:
     wait_s = _wait_s(call, asked.heartbeat_interval if asked.HasField("heartbeat_interval") else asked.max_wait)
     most = _most(call, asked.max_messages)
     member_id = f"{asked.consumer_id or call.caller.client_id}-{secrets.token_hex(8)}"
+    await may_consume(call.service, call.caller, queues)
     member = call.service.members.add(call.caller, asked.group_id, member_id, bound=True)
     changed = asyncio.Event()
     with ends_with(call, member):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from assay.reference_broker.api.asking import may_consume
 from assay.reference_broker.grpc_api.guard import Call
 from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition, SubscribeOptions
@@ -35,6 +36,7 @@ async def tail_of(
     """
     service = call.service
     name = f"tail-{uuid4().hex}"
+    await may_consume(service, call.caller, queues)
     member = service.members.add(call.caller, name, f"api:{name}", bound=True)
     with ends_with(call, member):
         for queue in queues:

@@ -45,6 +45,9 @@ def endpoint() -> Iterator[tuple[int, Queue[tuple[str, bytes]]]]:
                 right = (asked["username"], asked["password"]) == ("ann", "secret")
                 rules = [{"topic": "m/%u/#", "access": "readwrite"}]
                 self.wfile.write(msgspec.json.encode({"authenticated": right, "rules": rules}))
+            if self.path == "/hooks":
+                bad = msgspec.json.decode(body)["payload"] == "YmFk"
+                self.wfile.write(b'{"result": "deny", "reason": "not today"}' if bad else b'{"result": "ok"}')
             got.put((self.headers["x-assay-signature"], body))
 
         def log_message(self, *_: object) -> None:
@@ -108,3 +111,15 @@ def test_a_user_whom_somebody_else_knows() -> None:
             place = f"http://127.0.0.1:8080/m/{path}/news"
             told = run(broker, f"curl -s -w '%{{http_code}}' -u {user} {place} -d x -H 'content-type: text/plain'")
             assert told.endswith(str(status)), told
+
+
+@needs_curl
+def test_somebody_decides_about_each_publish() -> None:
+    with (
+        endpoint() as (port, got),
+        broker_of(CONFIGURATIONS[2].replace("  fail", "  timeout_s: 30\n  fail"), port) as broker,
+    ):
+        told = run(broker, COMMANDS[2])
+        assert '"status":"ok"' in told
+        assert "not today" in told
+        assert [msgspec.json.decode(got.get(timeout=60)[1])["topic"] for _ in range(2)] == ["orders/1", "orders/2"]

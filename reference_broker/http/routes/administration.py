@@ -292,6 +292,6 @@ async def claim_messages(
     name = caller.queue(queue, Scope.READ)
     call.service.engine.groups.generation(name, wanted.group)  # which a claim does not create
     options = SubscribeOptions(receipts=True)
-    member = call.service.members.one_of(caller, queue, wanted.group, wanted.consumer, "", options)
+    member = await call.service.members.one_of(caller, queue, wanted.group, wanted.consumer, "", options)
     claim = Claim(place=place, min_idle_s=wanted.min_idle_s, limit=wanted.limit)
     return told_of(caller, await member.claim(caller.told(name), claim))

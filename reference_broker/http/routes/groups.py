@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 from fastapi import Query
 
+from assay.reference_broker.api.asking import may_consume
 from assay.reference_broker.api.consumers import Member, check_wait
 from assay.reference_broker.api.groups import MAX_TOPICS, commit, in_queues
 from assay.reference_broker.api.problems import Code, RequestError
@@ -229,6 +230,7 @@ async def _join(call: Call, group: str, wanted: JoinRequest, *, cooperative: boo
     if cooperative and protocols != {RebalanceProtocol.COOPERATIVE}:
         text = "a topic rebalances eagerly: its setting group.protocol says so"
         raise RequestError(Code.UNSUPPORTED, text)
+    await may_consume(service, caller, queues)
     member_id = f"{wanted.client_id}-{secrets.token_hex(8)}"
     member = service.members.add(caller, group, member_id)
     try:

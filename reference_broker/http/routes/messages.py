@@ -179,7 +179,7 @@ async def consume_messages(
         prefetch=wanted.prefetch,
         receipts=True,
     )
-    member = call.service.members.one_of(caller, queue, wanted.group, wanted.consumer, wanted.pattern, options)
+    member = await call.service.members.one_of(caller, queue, wanted.group, wanted.consumer, wanted.pattern, options)
     taken = await member.poll(wanted.max_messages, wanted.wait_s, gone_of(call.request))
     return told_of(caller, taken)
 

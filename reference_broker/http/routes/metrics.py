@@ -131,6 +131,10 @@ def _broker_figures(service: Service) -> Iterator[tuple[str, str, bool, float]]:
         sum([box.dropped for box in outboxes]),
     )
     yield "assay_webhooks_waiting", "Events that wait", False, sum([box.waiting for box in outboxes])
+    if state.hooks is not None:
+        yield "assay_hooks_answered_total", "Questions that hooks answered", True, state.hooks.outbox.sent
+        yield "assay_hooks_undecided_total", "Questions without an answer", True, state.hooks.undecided
+        yield "assay_hooks_waiting", "Questions that wait to be asked", False, state.hooks.outbox.waiting
     open_transactions = len(node.engine.transactions.list())
     yield "assay_transactions_open", "Transactions that have not ended", False, open_transactions
     ended = {outcome: lasted.count for outcome, lasted in node.engine.transactions.lasted.items()}

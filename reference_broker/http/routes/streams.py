@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, WebSocket
 from fastapi.responses import Response, StreamingResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from assay.reference_broker.api.asking import may_subscribe
 from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.consumers import Member, Taken
 from assay.reference_broker.api.problems import Code, Problem, RequestError, problem_of
@@ -54,7 +55,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     settle: SettleAsked | None = None
 
 
-def _joined(
+async def _joined(
     service: Service, caller: Caller, queue: str, group: str, consumer: str, pattern: str, *, auto_ack: bool, most: int
 ) -> Member:
     """A consumer that is there as long as its stream. Raises :class:`QueueError`."""
@@ -62,7 +63,7 @@ def _joined(
     options = SubscribeOptions(ack_mode=AckMode.AUTO if auto_ack else AckMode.EXPLICIT, prefetch=most, receipts=True)
     if service.members.known(caller, queue, group, consumer, pattern) is not None:
         raise QueueError(_Q.IN_USE, f"there is a consumer {consumer[:80]!r} in group {group[:80]!r} already")
-    return service.members.one_of(caller, queue, group, consumer, pattern, options)
+    return await service.members.one_of(caller, queue, group, consumer, pattern, options)
 
 
 class Stream(StreamingResponse):
@@ -110,7 +111,7 @@ async def stream_messages(
     """Server-sent events, each a message as JSON; at most ``prefetch`` of them unsettled. The consumer leaves with its
     stream."""
     service, caller = call.service, call.caller
-    member = _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=prefetch)
+    member = await _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=prefetch)
 
     node = service.turn()[0].node
     reloads = node.reloads  # whoever is still allowed then comes again
@@ -160,6 +161,7 @@ async def watch_topics(call: Asked, topic_filter: Name) -> Response:
     if topic_filter.startswith("$"):
         raise QueueError(_Q.NOT_ALLOWED, "filters that start with '$' are the broker's own; queues have streams")
     caller.check_topic(topic_filter, Scope.READ)
+    await may_subscribe(service, caller, topic_filter)
     node = service.turn()[0].node
     reloads = node.reloads  # whoever is still allowed then comes again
 
@@ -208,7 +210,7 @@ async def socket(
     caller: Caller = websocket.state.caller
     caller.require(Scope.READ)
     queue = queue.replace(SLASH, "/")
-    member = _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=0)
+    member = await _joined(service, caller, queue, group, consumer, pattern, auto_ack=auto_ack, most=0)
     try:
         await websocket.accept()
         with service.waiting.take(), service.requests.leave():

@@ -14,7 +14,7 @@ from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.mqtt.batches import runs
-from assay.reference_broker.mqtt.connections import administration, enhanced_auth, handlers, handshake, login
+from assay.reference_broker.mqtt.connections import administration, asking, enhanced_auth, handlers, handshake, login
 from assay.reference_broker.mqtt.connections.error_packets import explain, reference_reason
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
@@ -83,6 +83,7 @@ class MqttConnection(Connection):
         "_throttle",
         "_timer",
         "_todo",
+        "_waits",
         "authentication_method",
         "authenticator",
         "certificate_name",
@@ -152,6 +153,8 @@ class MqttConnection(Connection):
         self._todo: Iterator[None] | None = None
         """What is left to do of the packet before."""
         self._postponed = False
+        self._waits = False
+        """What is left to do waits for :meth:`resume`."""
         self._lost = False
         """Its transport has ended; what came before is handled first."""
         self._last_received = now
@@ -286,7 +289,8 @@ class MqttConnection(Connection):
         """What is in ``data`` from ``at`` on waits for its turn, behind the others that do."""
         self._rest, self._at = data, at
         self._traffic.waiting_bytes += len(data) - at
-        self.broker.unfinished.append(self)
+        if not self._waits:
+            self.broker.unfinished.append(self)
         # Also for what it has sent: that may have to be held back until a write of this turn is on disk.
         self.rouse()
 
@@ -334,6 +338,17 @@ class MqttConnection(Connection):
                 self._postponed = True
                 return
 
+    def wait(self) -> None:
+        """In a step: neither the next one nor another packet until :meth:`resume`."""
+        self._waits = True
+        self.broker.work = MAX_WORK
+
+    def resume(self) -> None:
+        """Go on in the next turn."""
+        self._waits = False
+        if self._rest is not None:
+            self.broker.unfinished.append(self)
+
     def go_on(self, now: float) -> None:
         """Handle more of what an earlier turn had no room for."""
         rest = self._rest
@@ -375,7 +390,7 @@ class MqttConnection(Connection):
 
     def handle_packets(self, data: bytes, now: float) -> int:
         """Handle the whole packets of ``data`` that have not been, of which there is some; returns where they end."""
-        position, size = self._at, len(data)
+        position, size, hooks = self._at, len(data), self.broker.hooks
         if position:
             self._at = 0
         for _ in PACKETS:
@@ -399,7 +414,11 @@ class MqttConnection(Connection):
                 self._needed = end - position
                 break
             if connected and header >> 4 == _PUBLISH:
-                position = self.inbound.on_bytes(header, data, position, body, end, now)
+                if hooks is None:
+                    position = self.inbound.on_bytes(header, data, position, body, end, now)
+                else:
+                    asking.on_publish(self, hooks, header, data, body, end, now)
+                    position = end
             elif connected and length == 2 and header in _ACKNOWLEDGEMENTS:
                 position = self._on_short_acknowledgements(header, data, position, now)
             else:
@@ -421,11 +440,15 @@ class MqttConnection(Connection):
 
     def go_on_connecting(self, packet: Connect, allowed: bool | None) -> None:
         """The password has been checked: answer CONNECT, then take what came meanwhile."""
-        now = self.broker.now
         self.password_check = None
+        self.go_on_with_connect(lambda now: handshake.on_password_checked(self, packet, allowed, now))
+
+    def go_on_with_connect(self, step: Callable[[float], None]) -> None:
+        """What CONNECT waited for is there: take that step, then what came meanwhile."""
+        now = self.broker.now
         self.phase = Phase.WAIT_CONNECT
         touches = self._journal.touches if self._journal is not None else 0
-        handshake.on_password_checked(self, packet, allowed, now)
+        step(now)
         if self._journal is not None and self._journal.touches != touches:
             self._awaited_turn = self._journal.turn
         waiting = bytes(self._partial)

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.mqtt.connections import enhanced_auth
+from assay.reference_broker.mqtt.connections import asking, enhanced_auth
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.tenant_names import error_out
 from assay.reference_broker.mqtt.sessions.mqtt_broker import NEVER_EXPIRES_S, SubscribeOutcome
@@ -134,7 +134,8 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     most = broker.config.mqtt.max_subscriptions_per_client
     session.asked = packet.properties.user_property
     joint = JointConfirm(lambda _: _subscribed(connection, session, packet.packet_id, reasons, retained))
-    for request in packet.requests:
+    for asked in packet.requests:
+        request = asked
         broker.work += _work_of(request.topic_filter)
         if len(reasons) % STEP_FILTERS == STEP_FILTERS - 1:
             yield
@@ -142,6 +143,12 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
             # It asks for retained messages faster than it takes them.
             reasons.append(Reason.QUOTA_EXCEEDED)
             continue
+        if broker.hooks is not None:
+            decided = yield from asking.subscription(connection, broker.hooks, asked)
+            if decided is None:
+                reasons.append(Reason.NOT_AUTHORIZED)
+                continue
+            request, now = decided, broker.now
         reason, outcome, subscription = subscribe_one(connection, request, identifier, group, now)
         reasons.append(reason)
         if outcome is None or subscription is None or outcome.qos < 0:

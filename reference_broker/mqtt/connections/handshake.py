@@ -9,7 +9,8 @@ import msgspec
 
 from assay.reference_broker.auth import CheckQueueFullError
 from assay.reference_broker.config import LARGEST_PACKET_BYTES
-from assay.reference_broker.mqtt.connections import administration, enhanced_auth
+from assay.reference_broker.core.hooks import UNCHANGED, Verdict
+from assay.reference_broker.mqtt.connections import administration, asking, enhanced_auth
 from assay.reference_broker.mqtt.connections.error_packets import explain, reference_reason
 from assay.reference_broker.mqtt.connections.login import log_in
 from assay.reference_broker.mqtt.connections.phase import Phase
@@ -164,7 +165,35 @@ def on_packet_before_connack(connection: MqttConnection, packet: Packet, now: fl
 
 
 def establish(connection: MqttConnection, packet: Connect, authentication_data: bytes | None, now: float) -> None:
-    """The client is who it says: attach it to its session and answer, with the last data of its authentication."""
+    """The client is who it says. Let it in, once nobody objects to its will. Raises :class:`ProtocolError`."""
+    hooks, will = connection.broker.hooks, packet.will
+    verdict: Verdict | None = UNCHANGED
+    if hooks is not None and will is not None:
+        connection.client_id = packet.client_id
+
+        def decided(verdict: Verdict) -> None:
+            if connection.phase is Phase.VERIFYING:
+                connection.go_on_with_connect(lambda now: step(verdict, now))
+
+        def step(verdict: Verdict, now: float) -> None:
+            try:
+                _let_in(connection, packet, authentication_data, verdict, now)
+            except ProtocolError as error:
+                end(connection, error, now)
+
+        verdict = asking.ask_about_will(connection, hooks, will, decided)
+    if verdict is None:
+        connection.phase = Phase.VERIFYING
+    else:
+        _let_in(connection, packet, authentication_data, verdict, now)
+
+
+def _let_in(
+    connection: MqttConnection, packet: Connect, authentication_data: bytes | None, verdict: Verdict, now: float
+) -> None:
+    """Attach it to its session and answer, with the last data of its authentication."""
+    if verdict.error is not None:
+        raise _refusal(connection, f"will: {verdict.error.text}", Reason.NOT_AUTHORIZED)
     broker = connection.broker
     config = broker.config.mqtt
     five = packet.version == V5

@@ -6,10 +6,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.mqtt.batches import runs
+from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
 from assay.reference_broker.mqtt.wire.packets import V5, Acknowledgement, PacketType
+from assay.reference_broker.queues import QueueError
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connections.connection import MqttConnection
@@ -89,6 +91,17 @@ class PublishAcks:
             self._wait(data, qos1)
         else:
             self._connection.send(data)
+
+    def refuse(self, qos: int, packet_id: int, error: QueueError) -> None:
+        """Answer a publish that is not taken. Raises :class:`ProtocolError`."""
+        connection = self._connection
+        if qos == 2 or self._pending_acks:
+            self.check_receive_maximum(connection.active_session)
+        data = handlers.acknowledgement(connection, qos, packet_id, error, matched=False)
+        if data is None:
+            connection.close_now(connection.broker.now)
+        else:
+            self.acknowledge(data, int(qos == 1))
 
     def room_for(self, count: int) -> bool:
         """Whether the client's quota allows so many more unfinished publishes."""
