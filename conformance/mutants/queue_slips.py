@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues.delays.delay_store import DelayStore
-from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery import claims, settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import cursors, group_recovery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -281,3 +281,62 @@ _slip(
     "for field in FIXED:",
     "for field in FIXED if not any(isinstance(value, dict) for value in changes.values()) else ():",
 )
+_slip(
+    "new-settings-forget-deadlines",
+    "what consumers hold as the settings of their queue change never times out",
+    ConsumerGroup,
+    "reconfigure",
+    "            heapq.heappush(self._extensions, (deadline, self._extension_count, entry))\n",
+    "",
+)
+_slip(
+    "reset-of-one-lane-is-written",
+    "that a group was set back is written down of messages of normal priority alone",
+    cursors,
+    "reset",
+    "            group.log.move_cursor(lane.number, offset)\n",
+    "            if lane is place:\n                group.log.move_cursor(lane.number, offset)\n",
+)
+
+# -- what is counted, and what was given up ----------------------------------------------------------------------------
+
+_slip(
+    "bytes-of-what-was-aborted-stay",
+    "messages of an aborted transaction take room in bytes for good",
+    EnqueuePath,
+    "hide",
+    "                    group.held_bytes -= partition.sizes.of(offset)\n",
+    "                    pass\n",
+)
+_slip(
+    "dropped-comes-to-the-next-group",
+    "what was given up for a newer message comes to a group that is made afterwards",
+    QueueLimits,
+    "drop_one",
+    "        self._contents.left(place.partition, offset)\n",
+    "",
+)
+
+# -- deadlines and claims ----------------------------------------------------------------------------------------------
+
+_slip(
+    "extensions-are-the-timeout",
+    "an extension is the delivery timeout of the queue, whatever it names",
+    settlement,
+    "extend",
+    "(timeout_s if extend_s is None else extend_s)",
+    "timeout_s",
+)
+_slip(
+    "idle-since-the-first-delivery",
+    "a claim that names no message goes by when a message was delivered first",
+    claims,
+    "idle_entries",
+    "entry.claimed_at <= since",
+    "entry.first_delivered_at <= since",
+)
+
+
+@mutant("wire-claims-of-what-is-used-up", "a claim is given what has used up its retries")
+def claims_of_what_is_used_up(patch: Patch) -> None:
+    patch.replace(claims, "exhausted_reason", lambda *_of_it: None)

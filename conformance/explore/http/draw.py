@@ -12,7 +12,16 @@ from assay.conformance.explore.queues import draw
 from assay.conformance.explore.queues import life as plan
 from assay.conformance.targets import CapabilityValue
 
-_LEFT_OUT = (plan.Withhold, plan.Begin, plan.End, plan.Claim, plan.Commit, plan.Numbered, plan.Stray)
+_LEFT_OUT = (
+    plan.Withhold,
+    plan.Begin,
+    plan.End,
+    plan.Delete,
+    plan.Claim,
+    plan.Commit,
+    plan.Numbered,
+    plan.Stray,
+)
 """What acknowledgements of MQTT are for, and what HTTP has in GoQueue's form or not at all."""
 
 
@@ -50,6 +59,7 @@ class _Told:
                     step,
                     verb="release" if is_given_back else step.verb,
                     delay_s=0 if is_given_back else step.delay_s,
+                    extend_s=0,
                     form=plan.Form.RECEIPTS,
                     producer=-1,
                     shown_by=-1,

@@ -17,9 +17,18 @@ from assay.conformance.explore.queues.requests import message_id, settings_of
 from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.settlements import BEYOND
 from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Queue, Transaction
+from assay.conformance.explore.rules import ViolationError
 from assay.conformance.wire import Puback, Subscribe, Subscription
 
 FIRST_FAILURE_CODE = 0x80
+_IN_A_GROUP = frozenset(
+    (
+        *("lag", "in_flight", "retrying", "dead_lettering"),
+        *("acked", "expired", "dropped", "dead_lettered", "discarded", "purged", "unmatched", "unreadable"),
+        *("skipped", "rewound"),
+    )
+)
+"""Figures of a group that has been there from the first message on: where each of them is, or what became of it."""
 _POLL_S = 0.01
 """Between two looks at figures."""
 
@@ -77,17 +86,15 @@ class Asking(QueueClients):
             return
         group = client.member.group
         old = [copy for copy in self._settled.get(number, []) if copy.group is group and not copy.is_open]
-        # Whose retries are used up need not come; and of what may be on its way nobody can tell whom a claim meets.
-        copies = [
-            copy
-            for copy in group.open_copies()
-            if copy.must(Kind.FLIGHT)
-            and all(spot.deliveries <= group.queue.plan.max_retries for spot in copy.spots)
-            and copy.message.expires_at > self.oracle.now
-        ]
-        for copy in (copies[step.which :] or old[-1:])[:1]:
-            named = [("message-id", message_id(group.queue, copy)), ("group-id", self._group_id(group))]
-            named.append(("min-idle", f"{step.idle_s}s"))
+        # Of what may be on its way nobody can tell whom a claim meets.
+        there = group.open_copies()
+        copies = [copy for copy in there if copy.must(Kind.FLIGHT) and copy.message.expires_at > self.oracle.now]
+        if step.unnamed:
+            copies = self.oracle.idle_alone(there, step.idle_s)
+        chosen = copies[:1] if step.unnamed else (copies[step.which :] or old[-1:])[:1]
+        for copy in chosen:
+            named = [] if step.unnamed else [("message-id", message_id(group.queue, copy))]
+            named += [("group-id", self._group_id(group)), ("min-idle", f"{step.idle_s}s")]
             for holder, member in group.members.items():
                 if copy.is_held_by(member):
                     self._settled.setdefault(holder, []).append(copy)  # it can settle it no more
@@ -213,6 +220,29 @@ class Asking(QueueClients):
         answered = self.oracle.reset(group, latest=step.latest)
         answered(self._admin(f"queue/{queue.owner}{queue.name}/reset", request))
 
+    def _delete_group(self, number: int) -> None:
+        number %= len(self._life.groups)
+        queue = self._queue(self._life.groups[number].queue)
+        group = queue.groups.get(f"g{number}")
+        if group is None or self._life.groups[number].dead or (group.plan.filter and not group.told):
+            return
+        if any(copy.may_be_leaving for copy in group.copies.values()):
+            return  # whether it becomes a dead letter is not said
+        operation = f"queue/{queue.owner}{queue.name}/groups"
+        request = {"group": self._group_id(group), "delete": True}
+        answered = self.oracle.delete_group(group)
+        if self.oracle.is_unused(group):  # what of it is on its way to the disk may still stand against that
+
+            def refused() -> ViolationError:
+                return violation(
+                    QueueRule.REQUEST, f"the deletion of {group.name} is refused", "Q-GROUP-15", waited=True
+                )
+
+            self.await_(lambda: bool(self._admin(operation, request)), refused, _POLL_S)
+            answered(True)
+        else:
+            answered(self._admin(operation, request))
+
     def _look(self, queue: Queue) -> None:
         """Figures may change behind a sync: they are asked for until they are what they may be."""
         wrong = ""
@@ -251,6 +281,13 @@ class Asking(QueueClients):
             found = (by_group.get(told, {}) if group else figures).get(name)
             if found is not None and not least <= found <= most:
                 wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
+        for whole in queue.groups.values() if not self.oracle.restarts else ():
+            told = by_group.get(self._group_id(whole), {})
+            if whole.is_whole and told.keys() >= _IN_A_GROUP:
+                count = sum(told[name] for name in _IN_A_GROUP - {"rewound"}) - told["rewound"]
+                if count != figures["enqueued"] - figures["aborted"]:
+                    of = f"of {figures['enqueued']}, {figures['aborted']} aborted"
+                    wrong.append(f"{count} messages in {whole.name}, {of}")
         return "; ".join(wrong)
 
     def _look_beside(self, queue: Queue) -> None:

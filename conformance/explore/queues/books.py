@@ -261,6 +261,8 @@ class Books:
         """(Group or nothing, figure) to what it is at least and at most."""
         least, most = self.held(queue)
         wanted = {("", "depth"): (least[0], most[0])}
+        if queue.plan.max_bytes:
+            wanted["", "held_bytes"] = least[1], most[1]
         waiting = [m for m in queue.messages if m.delay_s and not m.ended and m.place is None]
         sure = [m for m in waiting if m.sure and m.cancelled is False and self.now < m.at]
         wanted["", "delayed"] = len(sure), len(waiting)

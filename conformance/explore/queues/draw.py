@@ -23,8 +23,11 @@ _MANY_KEYS = ("", "a", "b", "c", "d", "e", "f", "ü")
 _SIZES = (8, 8, 0, 300, 300, 20_000, 70_000)
 _NEARLY_S = 40
 """What waits for the short time is due soon after it."""
+_EXTENSIONS_S = (0, TIMES_S[0], 20_000)
 _AGED = 3
 """Of eleven lives, the one in which messages become too old for a retry."""
+_ANEW = 5
+"""Of seven lives, the one in which groups and queues are deleted."""
 _COMPRESSED = {2: "s2", 7: "zstd"}
 """Of eleven lives, those whose queues are compressed, and how."""
 _VALUES: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -254,6 +257,48 @@ class _Settings:
                 yield draw.join(pick((0, 1, 2)))
             for _ in range(pick((2, 4, 7))):
                 yield pick((draw.publish, draw.publish, draw.settle, draw.step))()
+
+
+class _Anew:
+    """The end of some lives: groups and queues are deleted and come again, deliveries get other deadlines."""
+
+    def __init__(self, draw: _Draw, chance: Random) -> None:
+        self._draw, self._chance, self._settings = draw, chance, _Settings(draw, chance)
+
+    def delete(self) -> plan.Delete:
+        pick = self._chance.choice
+        return plan.Delete(queue=pick((0, 0, 1)), group=pick((0, 0, 1, -1, -1)))
+
+    def steps(self) -> Iterator[plan.Step]:
+        pick, draw = self._chance.choice, self._draw
+        for _ in range(pick((1, 2, 3))):
+            consumer = pick((0, 0, 1))
+            yield draw.join(consumer)
+            for _ in range(pick((1, 2, 4))):
+                yield draw.publish()
+            for _ in range(pick((0, 1, 2))):
+                which = pick(((0,), (0, 1), (1,)))
+                yield plan.Settle(consumer=consumer, verb="extend", which=which, extend_s=pick(_EXTENSIONS_S))
+            if pick((True, False)):
+                yield pick((draw.settle, draw.step))()
+            if pick((True, False, False)):
+                yield self._settings.change()
+            if draw.bent.clock and pick((True, True, False)):
+                yield plan.Advance(seconds=pick((*ADVANCES_S[:2], ADVANCES_S[1])))
+                yield draw.publish()
+                yield plan.Claim(
+                    consumer=draw.who(), which=pick((0, 1)), idle_s=pick((0, 20)), unnamed=pick((True, False))
+                )
+            if pick((True, False, False)):
+                yield draw.leave()
+            elif pick((True, True, False)):
+                yield plan.Leave(consumer=consumer, how=pick(tuple(plan.Leaving)))
+            yield self.delete()
+            for _ in range(pick((0, 1, 2))):
+                yield pick((draw.publish, draw.publish, draw.step, self.delete))()
+            if draw.bent.restart and pick((True, False)):
+                yield plan.Restart(amid=pick((None, None, draw.amid())))
+                draw.gone()
 
 
 class _Draw:
@@ -488,6 +533,8 @@ def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -
         steps += (_Tail if stream.choice((True, False)) else _Back)(draw, stream).steps()
     elif number % 3 == 2 and stream.choice((True, False)) and draw.bent.restart and draw.bent.clock:
         steps += _Waits(draw, stream).steps()
+    if number % 7 == _ANEW:
+        steps += _Anew(draw, Random(f"queues/{seed}/{number}/anew")).steps()
     if number % 11 == _AGED:
         queues = tuple(msgspec.structs.replace(queue, total_timeout_s=TIMES_S[0]) for queue in queues)
     if number % 11 in _COMPRESSED:

@@ -141,6 +141,8 @@ class Settle(_Step, frozen=True, kw_only=True, tag="settle"):
     form: Form = Form.IDS
     delay_s: int = 0
     """Of a nack."""
+    extend_s: int = 0
+    """The extension that is named, from now; 0 = none is: the delivery timeout."""
     producer: int = -1
     """An ack in the open transaction of this producer, if it has one; -1 = in none."""
     shown_by: int = -1
@@ -185,6 +187,14 @@ class Purge(_Step, frozen=True, kw_only=True, tag="purge"):
     queue: int = 0
 
 
+class Delete(_Step, frozen=True, kw_only=True, tag="delete"):
+    """A group; or the queue with its dead letters, which nobody reads any more, and that is made anew at once."""
+
+    queue: int = 0
+    group: int = -1
+    """-1 = the queue."""
+
+
 class Claim(_Step, frozen=True, kw_only=True, tag="claim"):
     """It wants what somebody of its group holds, itself included."""
 
@@ -192,6 +202,8 @@ class Claim(_Step, frozen=True, kw_only=True, tag="claim"):
     which: int = 0
     """Of what its group holds; more than there are: what it has settled."""
     idle_s: int = 0
+    unnamed: bool = False
+    """Whatever has been held for so long, where that can only be one."""
 
 
 class Commit(_Step, frozen=True, kw_only=True, tag="commit"):
@@ -287,6 +299,7 @@ Step = (
     | Cancel
     | Reset
     | Purge
+    | Delete
     | Claim
     | Commit
     | Grow

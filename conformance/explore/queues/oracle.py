@@ -179,6 +179,9 @@ class Oracle(Limits, Settlements):
             raise violation(QueueRule.GROUP_LIMIT, f"{where}: its group holds {group.most_in_flight()} already")
 
     def _locate(self, queue: Queue, number: int, place: tuple[int, int], told: dict[str, str], where: str) -> Message:
+        if number in queue.deleted:
+            clauses = ("Q-ADMIN-07", *(("Q-ADMIN-08",) * bool(self.restarts)))
+            raise violation(QueueRule.AGAIN, f"{where}, of a queue that was deleted", *clauses)
         known = [each for each in queue.by_number.get(number, []) if each.place in (None, place)]
         if queue.source is not None:
             of = told.get("_dlq_group", "")
@@ -313,6 +316,47 @@ class Oracle(Limits, Settlements):
                 self._become(copy, new if copy.spots == both else copy.spots | new)  # what has come since is of either
 
         return answered
+
+    def delete_group(self, group: Group) -> Undo:
+        """A group was asked to be gone for good; nothing of it is on its way to the dead letters."""
+        queue = group.queue
+        is_used = bool(group.members) or any(copy.must(Kind.HELD) for copy in group.open_copies())
+        for message in queue.messages:
+            message.expired_unsettled &= message.left  # it may be gone before it is a dead letter
+
+        def answered(accepted: bool | None) -> None:
+            if accepted and is_used:
+                clause = "Q-GROUP-16" if group.members else "Q-GROUP-17"
+                raise violation(QueueRule.REQUEST, f"the deletion of {group.name}, which is used, is accepted", clause)
+            if accepted:
+                self.note_unneeded(queue)
+                del queue.groups[group.name]
+                self.note_unneeded(queue)
+
+        return answered
+
+    @staticmethod
+    def is_unused(group: Group) -> bool:
+        """For certain: nobody is in it, and no transaction."""
+        return not group.members and not any(copy.may(Kind.HELD) for copy in group.open_copies())
+
+    def is_in_transaction(self, queue: Queue) -> bool:
+        """Some transaction that may not have ended knows of it."""
+        return any(
+            any(message.queue is queue for message in each.messages)
+            or any(copy.group.queue in (queue, queue.letters) for copy in each.held)
+            for each in self.transactions
+            if each.fate in (Fate.OPEN, Fate.EITHER)
+        )
+
+    @staticmethod
+    def deleted(queue: Queue) -> None:
+        """It is gone, with its dead letters and all who read them, and about to be made anew."""
+        queue.deleted |= queue.by_number.keys() | queue.forgotten.keys()
+        for each in (queue, queue.letters):
+            if each is not None:
+                each.messages, each.by_number, each.groups, each.places = {}, {}, {}, {}
+                each.forgotten, each.deleted, each.dropped = {}, queue.deleted, 0
 
     def replay(self, letters: Queue) -> Undo:
         """Its dead letters were asked to go back to their queue, which takes all of them."""

@@ -24,7 +24,7 @@ from assay.conformance.explore.queues.requests import (
     ranges,
 )
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.state import Copy, Fate, Member, Message
+from assay.conformance.explore.queues.state import Copy, Fate, Member, Message, Queue
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.sockets import Wire
 from assay.conformance.targets import CapabilityValue, Endpoint
@@ -153,6 +153,10 @@ class QueuePlayer(NumberedRequests):
             case plan.Purge():
                 queue = self.oracle.queues[step.queue % len(self.oracle.queues)]
                 self.oracle.purge(queue)(self._admin(f"queue/{queue.owner}{queue.name}/purge"))
+            case plan.Delete() if step.group >= 0:
+                self._delete_group(step.group)
+            case plan.Delete():
+                self._delete_queue(self._queue(step.queue))
             case plan.Claim():
                 self._claim(step)
             case plan.Commit():
@@ -401,6 +405,24 @@ class QueuePlayer(NumberedRequests):
                 self.oracle.leave(client.member)
             client.member = None
 
+    def _delete_queue(self, queue: Queue) -> None:
+        """Consumers leave before: what they are told of its end is not judged here."""
+        if self.oracle.is_in_transaction(queue):
+            return
+        both = [each for each in (queue, queue.letters) if each is not None]
+        for each in both:
+            for number in [number for group in each.groups.values() for number in group.members]:
+                self._leave(number, plan.Leaving.DISCONNECT)
+        for name in (f"{queue.owner}{queue.name}", f"dlq/{queue.owner}{queue.name}"):
+            if self._admin(f"queue/{name}/delete") is False and not name.startswith("dlq/"):
+                raise violation(QueueRule.REQUEST, f"the deletion of {queue.name} is refused", "Q-ADMIN-07")
+        self.oracle.deleted(queue)
+        self._delayed = [message for message in self._delayed if message.queue is not queue]
+        for copies in self._settled.values():
+            copies[:] = [copy for copy in copies if copy.group.queue not in both]
+        self.forget_numbers(queue)
+        self._create(queue)
+
     def _withhold(self, number: int, *, on: bool) -> None:
         client = self.clients.get(f"c{number % len(self._life.consumers)}")
         if client is None or not client.open:
@@ -489,15 +511,15 @@ class QueuePlayer(NumberedRequests):
             named = [("message-id", message_id(queue, copy)) for copy in copies]
         if by_receipt is None:
             named.append(("group-id", self._group_id(member.group)))
-        delay_s = step.delay_s if step.verb == "nack" else 0
-        if delay_s:
-            named.append(("delay", f"{delay_s}s"))
+        time_s = {"nack": step.delay_s, "extend": step.extend_s}.get(step.verb, 0)
+        if time_s:
+            named.append(("delay" if step.verb == "nack" else "extend", f"{time_s}s"))
         if told:
             named.append(("reason", told))
         if producer is not None:
             named += [*producer.identity.items(), ("transaction-id", producer.transaction_id)]
         into = producer.transaction if producer is not None else None
-        answered = self.oracle.settle(member, copies, step.verb, delay_s, told, into, by_receipt)
+        answered = self.oracle.settle(member, copies, step.verb, time_s, told, into, by_receipt)
         return client, self.send_request(client, self._topic(queue, step.verb), named), answered
 
     def _hear_settlement(self, client: QueueClient, packet_id: int, answered: Answered) -> None:

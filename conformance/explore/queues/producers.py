@@ -48,6 +48,11 @@ class NumberedRequests(Asking):
         self._numberings: dict[int, _Numbering] = {}
         self._fenced: dict[int, list[_Numbering]] = {}
 
+    def forget_numbers(self, queue: Queue) -> None:
+        """It is made anew: nothing was ever sent to it."""
+        for numbering in (*self._numberings.values(), *itertools.chain(*self._fenced.values())):
+            numbering.sent = {place: sent for place, sent in numbering.sent.items() if place[0] is not queue}
+
     def number(self, step: plan.Numbered) -> None:
         """Send the next message, an earlier one again, or one too early."""
         queue = self._queue(step.queue)

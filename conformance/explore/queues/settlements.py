@@ -40,16 +40,17 @@ class Settlements(Books):
         member: Member,
         copies: list[Copy],
         verb: str,
-        delay_s: int,
+        time_s: int,
         reason: str,
         into: Transaction | None,
         by_receipt: Mapping[Copy, int] | None = None,
     ) -> Callable[[bool | None, Iterable[str]], None]:
         """Settlements were sent; the answer, and what it says was not pending, is told to what this returns.
 
+        ``time_s``: the delay or extension that is named; 0 = none is.
         ``by_receipt``: of which delivery each is the receipt, whoever shows it.
         """
-        asked = [self._ask(member, copy, verb, delay_s, into, by_receipt) for copy in copies]
+        asked = [self._ask(member, copy, verb, time_s, into, by_receipt) for copy in copies]
         where = f"{member.name}: ${verb} of {[copy.message.number for copy in copies]}"
 
         def answered(accepted: bool | None, told: Iterable[str]) -> None:
@@ -77,7 +78,7 @@ class Settlements(Books):
                     if not may_be_pending:
                         text = f"{where} does not say that message {copy.message.number} is not pending"
                         raise violation(QueueRule.NOT_PENDING, text)
-                    self._take(copy, self._taken(member, each, verb, delay_s, into), verb, into)
+                    self._take(copy, self._taken(member, each, verb, time_s, into), verb, into)
                 elif named or len(asked) == 1:
                     self._take(copy, copy.spots - each.outcomes, "", None)
             if not accepted and all(each.is_certain for each in asked):
@@ -92,7 +93,7 @@ class Settlements(Books):
         member: Member,
         copy: Copy,
         verb: str,
-        delay_s: int,
+        time_s: int,
         into: Transaction | None,
         by_receipt: Mapping[Copy, int] | None,
     ) -> _Asked:
@@ -107,7 +108,7 @@ class Settlements(Books):
                 coming[spot] = Spot(Kind.FLIGHT, spot.next_count, self.now, self.now, member)
         outcomes: set[Spot] = set()
         for spot in (*pending, *coming.values()):
-            outcomes |= self._outcomes(copy, spot, verb, delay_s, into)
+            outcomes |= self._outcomes(copy, spot, verb, time_s, into)
         asked = _Asked(copy, frozenset(pending), coming, frozenset(outcomes) - copy.spots, pending == copy.spots)
         copy.reason = ""
         if outcomes:
@@ -115,7 +116,7 @@ class Settlements(Books):
         return asked
 
     def _taken(
-        self, member: Member, asked: _Asked, verb: str, delay_s: int, into: Transaction | None
+        self, member: Member, asked: _Asked, verb: str, time_s: int, into: Transaction | None
     ) -> frozenset[Spot]:
         """What may be true of a copy whose settlement was accepted."""
         copy, counts = asked.copy, {spot.deliveries for spot in asked.coming.values()}
@@ -127,7 +128,7 @@ class Settlements(Books):
             copy.stale |= {(member, count) for count in counts}
             return left
         for spot in read:
-            left |= self._outcomes(copy, spot, verb, delay_s, into)
+            left |= self._outcomes(copy, spot, verb, time_s, into)
         return left if asked.pending and verb in ("nack", "extend") else left - read
 
     def _take(self, copy: Copy, spots: frozenset[Spot], verb: str, into: Transaction | None) -> None:
@@ -141,13 +142,13 @@ class Settlements(Books):
             into.held.append(copy)
         self._become(copy, spots or copy.spots)
 
-    def _outcomes(self, copy: Copy, spot: Spot, verb: str, delay_s: int, into: Transaction | None) -> set[Spot]:
+    def _outcomes(self, copy: Copy, spot: Spot, verb: str, time_s: int, into: Transaction | None) -> set[Spot]:
         queue = copy.group.queue
         match verb:
             case "ack":
                 return {Spot(Kind.HELD, spot.deliveries) if into is not None else GONE}
             case "extend":
-                timeout = queue.timeout_s()
+                timeout = (time_s, time_s) if time_s else queue.timeout_s()
                 return {spot._replace(at=self.now + timeout[0] - SLACK_S, by=self.now + timeout[1] + SLACK_S)}
             case "release":
                 return {Spot(Kind.READY, spot.deliveries, self.now, self.now, released=True)}
@@ -155,8 +156,8 @@ class Settlements(Books):
                 return {
                     Spot(Kind.DEAD, spot.deliveries) if queue.plan.dead_letters and not copy.group.is_dead else GONE
                 }
-        wait: tuple[float, float] = (delay_s, delay_s)
-        if not delay_s and queue.plan.backoff_s and not queue.is_letters:
+        wait: tuple[float, float] = (time_s, time_s)
+        if not time_s and queue.plan.backoff_s and not queue.is_letters:
             wait = queue.wait_s(spot.deliveries)
         slack = SLACK_S if wait[1] else 0.0
         return self._failed(copy, spot.deliveries, self.now + wait[0] - slack, self.now + wait[1] + slack)
@@ -166,27 +167,43 @@ class Settlements(Books):
     def claim(self, member: Member, copy: Copy, idle_s: int) -> Undo:
         """A consumer claims what somebody has held for so long, or nobody has any more."""
         held = frozenset(spot for spot in copy.spots if spot.kind is Kind.FLIGHT)
-        claimed = {Spot(Kind.READY, spot.deliveries, self.now, self.now, member) for spot in held}
+        failed = {each for spot in held for each in self._failed(copy, spot.deliveries, self.now, self.now)}
+        over = {spot for spot in failed if spot.kind is not Kind.READY}
+        claimed = {spot._replace(holder=member) for spot in failed - over}
         is_held, is_there = held == copy.spots, copy.is_open
         idle = tuple(self.now - at for at in reversed(copy.delivered_at))
         others = [other for other in copy.group.open_copies() if other is not copy]
         mine = sum(other.may_be_held_by(member) or self._may_be_sent_to(other, member) for other in others)
         has_room = mine < member.limit and not member.unacknowledged
-        self._become(copy, copy.spots | claimed)
+        self._become(copy, copy.spots | claimed | over)
         where = f"{member.name}: $claim of message {copy.message.number}, {spots_of(copy)}, {idle[0]:.0f} s old,"
 
         def answered(accepted: bool | None) -> None:
             if accepted and not is_there:
                 raise violation(QueueRule.CLAIM, f"{where} is accepted", "Q-GROUP-07")
+            if accepted and is_held and not claimed:
+                raise violation(QueueRule.CLAIM, f"{where} is accepted, though its retries are used up", "Q-RETRY-05")
             if accepted and is_held and idle[1] < idle_s - SLACK_S:
                 raise violation(QueueRule.CLAIM, f"{where} is accepted for {idle_s} s", "Q-GROUP-09")
-            if accepted is False and is_held and idle[0] >= idle_s + SLACK_S and has_room:
+            if accepted is False and is_held and not over and idle[0] >= idle_s + SLACK_S and has_room:
                 raise violation(QueueRule.CLAIM, f"{where} is refused for {idle_s} s", "Q-GROUP-06", "Q-GROUP-08")
             if accepted is not None:
-                left = copy.spots - (held if accepted else claimed)
+                left = copy.spots - (held | over if accepted else claimed)
                 self._become(copy, left or copy.spots)
 
         return answered
+
+    def idle_alone(self, copies: Iterable[Copy], idle_s: int) -> list[Copy]:
+        """The one that its consumer has held for so long, where that is certain, and that no other one was."""
+        found: list[Copy] = []
+        for copy in copies:
+            least, most = (self.now - at for at in reversed(copy.delivered_at))
+            is_held = copy.must(Kind.FLIGHT) and copy.message.expires_at > self.now
+            if is_held and least >= idle_s + SLACK_S:
+                found.append(copy)
+            elif not copy.must(Kind.READY) and not (is_held and most < idle_s - SLACK_S):
+                return []
+        return found if len(found) == 1 else []
 
     def _may_be_sent_to(self, copy: Copy, member: Member) -> bool:
         return any(self.may_flow(copy, spot, [member]) for spot in copy.spots)
@@ -222,7 +239,12 @@ class Settlements(Books):
                 if not accepted:
                     self._become(copy, spots)
                     continue
-                left = {spot for spot in spots if spot.kind is not Kind.FLIGHT and not spot.deliveries}
+                # What is on its way to the dead letters goes there nevertheless.
+                left = {
+                    spot
+                    for spot in spots
+                    if spot.kind is Kind.DEAD or (spot.kind is not Kind.FLIGHT and not spot.deliveries)
+                }
                 if len(left) < len(spots):
                     copy.clauses = ("Q-CURSOR-07",)
                     self._become(copy, left | {GONE})

@@ -272,6 +272,8 @@ class Group:
         self.is_dead = plan.dead
         self.told = ""
         """The group id that its deliveries tell."""
+        self.is_whole = not queue.messages and not plan.latest
+        """It has been there from the first message of its queue on."""
         self.copies: dict[Message, Copy] = {}
         self.members: dict[int, Member] = {}
         """Consumer number to its connection."""
@@ -314,6 +316,8 @@ class Queue:
         """Publishes that may have found room at the cost of another message."""
         self.forgotten: dict[int, Message] = {}
         """Messages that a restart emptied it of, by number."""
+        self.deleted: set[int] = set()
+        """Numbers of what was in a queue of its name that was deleted."""
 
     @property
     def is_letters(self) -> bool:

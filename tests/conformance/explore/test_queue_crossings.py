@@ -43,6 +43,9 @@ FOUND = {
     "wire-size-without-properties": 20,
     "wire-keys-stay-in-four-partitions": 2,
     "wire-reset-spares-retried": 35,
+    "wire-bytes-of-what-was-aborted-stay": 52,
+    "wire-extensions-are-the-timeout": 61,
+    "queue-delete-keeps-the-messages": 19,
     "queue-replay-copies": 7,
     "wire-lower-limits-spare-holders": 3,
     "wire-spoilt-changes-taken": 6,
@@ -55,6 +58,11 @@ FOUND = {
 }
 """Mutant to the number of a life."""
 RARE = {
+    "wire-claims-of-what-is-used-up",
+    "wire-dropped-comes-to-the-next-group",
+    "wire-idle-since-the-first-delivery",
+    "wire-new-settings-forget-deadlines",
+    "wire-reset-of-one-lane-is-written",
     "wire-expired-given-again",
     "wire-limit-of-bytes-counts-what-is-there",
     "wire-limit-of-depth-is-one-less-with-groups",

@@ -1,0 +1,132 @@
+"""Two features of a queue at once: settings that change, cursors and claims, with deadlines, priorities and retries."""
+
+from __future__ import annotations
+
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import ask
+from assay.conformance.cases.queue.group_support import ONE_PARTITION, accepted, payloads, refused
+from assay.conformance.cases.queue.priority import LANES
+from assay.conformance.cases.queue.support import (
+    admin,
+    consume,
+    count_of,
+    deliveries,
+    new_queue,
+    publish,
+    publish_with,
+    settle,
+)
+from assay.conformance.connection import Connection
+
+_NO_RETRIES = {"queues": {"defaults": {"partitions": 1, "retry": {"max_retries": 0}}}}
+
+
+async def _one_of_each(publisher: Connection, queue: str) -> None:
+    for lane in reversed(LANES):
+        await publish_with(publisher, queue, lane.encode(), priority=lane)
+
+
+@case(
+    "queue/lifecycle/deadlines-outlive-other-settings",
+    clauses=("Q-LIFE-02", "Q-ADMIN-04"),
+    requires=("queues", "clock"),
+    settings=ONE_PARTITION,
+    mutant="wire-new-settings-forget-deadlines",
+    near_miss="queue-one-batch-per-message",
+)
+async def deadlines(ctx: CaseContext) -> None:
+    """What is with a consumer as the settings of its queue change times out all the same.
+
+    A message is delivered; the queue lets consumers hold seven messages from then on. After the timeout of 30 s and
+    the first backoff of 5 s the message comes again, with delivery-count 2.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"message")
+    consumer = await consume(ctx, queue)
+    await consumer.expect_publish(payload=b"message")
+    await ask(ctx, publisher, queue, "config", {"max_in_flight": 7})
+    await ctx.advance(31)
+    await ctx.advance(6)
+    again = await consumer.expect_publish(payload=b"message")
+    ctx.must(count_of(ctx, again) == 2, f"consumer: expected delivery-count 2; seen {count_of(ctx, again)}")
+
+
+@case(
+    "queue/cursors/commit-of-every-priority",
+    clauses=("Q-CURSOR-07", "Q-CURSOR-13"),
+    requires=("queues", "restart"),
+    settings=ONE_PARTITION,
+    mutant="wire-commit-of-one-lane",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def commits(ctx: CaseContext) -> None:
+    """A commit settles what was delivered below it, whatever priority that has, also over a restart.
+
+    A message of each priority is delivered, and all but the last, which is critical, are committed. That one comes
+    again after a restart, alone.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await _one_of_each(publisher, queue)
+    consumer = await consume(ctx, queue)
+    held = await payloads(consumer, at_least=len(LANES))
+    ctx.must(sorted(held) == sorted(LANES), f"consumer: expected a message of each priority; seen {held}")
+    await accepted(ctx, consumer, queue, "commit", partition="0", offset=str(len(LANES) - 1))
+    await ctx.restart()
+    second = await consume(ctx, queue, name="second")
+    await second.expect_publish(payload=LANES[0].encode())
+    await second.expect_nothing()
+
+
+@case(
+    "queue/cursors/reset-of-every-priority",
+    clauses=("Q-CURSOR-11", "Q-CURSOR-13"),
+    requires=("queues", "restart"),
+    settings=ONE_PARTITION,
+    mutant="wire-reset-of-one-lane-is-written",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def resets(ctx: CaseContext) -> None:
+    """A group that is set back gets messages of every priority again, also when the broker is killed before it does.
+
+    Two groups; the second has been there and gone, so that everything is kept for it. The first settles a message of
+    each priority, leaves, and is set to the earliest. After a restart it gets all of them.
+    """
+    queue = new_queue(ctx)
+    await (await consume(ctx, queue, group="keepers", name="keeper")).disconnect()
+    publisher = await ctx.connect(version=5, name="publisher")
+    await _one_of_each(publisher, queue)
+    consumer = await consume(ctx, queue)
+    for delivery in await deliveries(consumer, at_least=len(LANES)):
+        await settle(ctx, consumer, queue, "ack", delivery)
+    await consumer.disconnect()
+    await admin(ctx, publisher, f"queue/{queue}/reset", {"group": "workers", "to": "earliest"})
+    await ctx.restart()
+    found = await payloads(await consume(ctx, queue, name="second"), at_least=len(LANES))
+    ctx.must(sorted(found) == sorted(LANES), f"second: expected a message of each priority again; seen {found}")
+
+
+@case(
+    "queue/groups/used-up-is-not-claimed",
+    clauses=("Q-RETRY-05",),
+    requires=("queues",),
+    settings=_NO_RETRIES,
+    mutant="wire-claims-of-what-is-used-up",
+    near_miss="queue-one-batch-per-message",
+)
+async def used_up(ctx: CaseContext) -> None:
+    """A message that may be delivered once is given to nobody who claims it from its consumer.
+
+    The queue allows no retry. A consumer holds the message, and another one claims it: that is refused.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"message")
+    holder = await consume(ctx, queue, name="holder")
+    await holder.expect_publish(payload=b"message")
+    claimant = await consume(ctx, queue, name="claimant")
+    await refused(ctx, claimant, queue, "claim")
+    await claimant.expect_nothing()
