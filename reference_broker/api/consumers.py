@@ -102,10 +102,10 @@ class Member:
             now,
             options=options,
             notify=notify,
-            on_end=self._rouse,
             credit=0,
             heartbeats=not self._bound,
         )
+        consumer.on_left = self._rouse
         self.consumers[told] = consumer
 
     async def wait_until_assigned(self) -> None:

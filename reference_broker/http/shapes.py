@@ -167,6 +167,7 @@ def received(taken: Taken, told: str, receipt: str) -> Received:
         payload=text,
         payload_base64=encoded,
         key=message.user_property(PARTITION_KEY),
+        routing_key=delivery.routing_key,
         headers=headers_of(message),
         content_type=message.content_type,
         priority=delivery.lane,

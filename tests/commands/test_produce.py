@@ -48,7 +48,8 @@ def test_everything_that_a_message_may_have(assay: Assay) -> None:
     assert (message["content_type"], message["partition"]) == ("text/plain", 1)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     result = msgspec.json.decode(assay("produce", "one", "later", "--deliver-at", tomorrow, "-o", "json"))
-    assert result == {"delay_id": "one:delay:0"}
+    assert result.pop("delay_id").startswith("one:delay:")
+    assert not result
     assert "is no header" in assay.fails(2, "produce", "one", "x", "-H", "nothing")
 
 

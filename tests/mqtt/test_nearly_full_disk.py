@@ -167,11 +167,13 @@ def test_a_will_that_needs_room_is_dropped(nearly: Nearly) -> None:
     nearly.subscribe(offline, "n/#")
     offline.lose()
     nearly.fill()
-    before = nearly.disk.free_bytes()
+    before, state = nearly.disk.free_bytes(), nearly.world.node.state
+    dropped, refused = state.traffic.dropped, state.refused
     for number in range(10):
         will = p.WillFields(topic="n/w", payload=bytes(PAYLOAD_BYTES), qos=1, retain=False, properties=p.NO_PROPERTIES)
         nearly.world.connect(f"dying-{number}", will=will).lose()
     assert nearly.disk.free_bytes() > before - PAYLOAD_BYTES
+    assert (state.traffic.dropped, state.refused) == (dropped + 10, refused + 10)
 
 
 def test_new_sessions_and_subscriptions_take_half_of_the_reserve_at_most(nearly: Nearly) -> None:

@@ -201,6 +201,18 @@ def test_cancelling_in_memory_queues(bench: QueueBench) -> None:
     assert bench.engine.stats("q").delays.cancelled == 1
 
 
+def test_an_id_of_before_a_start_names_nothing_in_a_memory_queue(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), durability="memory")
+    old = delay_id(bench, "lost", ("delay", "5s"))
+    bench.advance(1)
+    bench.restart()
+    new = delay_id(bench, "kept", ("delay", "5s"))
+    assert not bench.engine.cancel_delayed("q", old, bench.now)
+    assert [each.delay_id for each in bench.engine.delayed("q")] == [new]
+    assert [each.delay_id for each in bench.engine.delayed("q", after=old)] == [new]
+    assert bench.engine.cancel_delayed("q", new, bench.now)
+
+
 @pytest.mark.parametrize("name", ["", "q", "q:delay:", "q:delay:x", "q:0:1", "q:delay:٣", "q:delay:-1", "p:delay:0"])
 def test_bad_delay_ids_are_refused(bench: QueueBench, name: str) -> None:
     delay_id(bench, "m", ("delay", "5s"))

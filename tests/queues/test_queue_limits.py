@@ -434,6 +434,38 @@ def test_what_has_expired_leaves_once_more_after_a_reset(bench_with: Benches, le
     assert bench.engine.stats("q").depth == 0
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("settled", [("expires",), ("lives", "expires")])
+def test_what_expired_behind_others_does_not_come_back_by_a_reset(
+    bench_with: Benches, settled: tuple[str, ...], groups: int
+) -> None:
+    """It counted until somebody read so far. Be it that all before it is settled, or that a message is still out."""
+    bench = bench_with(MemoryDisk(), durability="interval", delivery_timeout_s=1_000.0)
+    bench.publish("lives")
+    bench.publish("expires", user_properties=(("ttl", "10s"),))
+    for number in range(groups):
+        consumer = bench.consumer(f"c{number}", group=f"g{number}", room=2)
+        bench.turn()
+        for delivery in consumer.take():
+            if delivery.message.payload.decode() in settled:
+                consumer.ack(delivery)
+        bench.turn()
+        consumer.leave()
+    bench.advance(100.0)
+    for number in range(groups):
+        bench.engine.groups.reset("q", f"g{number}", EARLIEST, partition=None, now=bench.now)
+    bench.advance(1.0)
+    stats = bench.engine.stats("q")
+    assert [(each.lag, each.expired) for each in stats.groups] == [(1, 0)] * groups
+    assert stats.depth == 1
+    bench.restart()
+    bench.advance(1.0)
+    assert bench.engine.stats("q").depth == 1
+    consumer = bench.consumer("reader", group="g0")
+    bench.turn()
+    assert consumer.values == ["lives"]
+
+
 def test_of_thousands_that_wait_for_a_retry_all_leave_that_expire(
     bench_with: Benches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

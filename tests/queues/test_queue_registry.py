@@ -185,6 +185,27 @@ def test_these_partitioners_ignore_the_key(bench_with: BenchWith, kind: Partitio
     assert {delivery.partition for delivery in consumer.got} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+def test_dead_letters_take_over_the_timeouts_of_their_queue(bench_with: BenchWith, durability: str) -> None:
+    bench = bench_with(MemoryDisk(), durability=durability)
+    own = {"delivery_timeout_s": 3.0, "retry": {"initial_backoff_s": 2.0}, "max_depth": 7}
+    bench.engine.create_queue("q", own, bench.now)
+    bench.publish("m")
+    consumer = bench.consumer()
+    bench.turn()
+    consumer.reject(consumer.got[0])
+    bench.turn()
+    for restarts in (False, durability == "fsync"):
+        if restarts:
+            bench.restart()
+        letters = bench.engine.config_of("$dlq/q")
+        assert (letters.delivery_timeout_s, letters.retry.initial_backoff_s) == (3.0, 2.0)
+        assert letters.max_depth != 7, "that is of what is to be delivered"
+    bench.engine.create_queue("$dlq/q", {}, bench.now)
+    bench.engine.update_queue("q", {"delivery_timeout_s": 5.0}, bench.now)
+    bench.engine.create_queue("$dlq/q", {}, bench.now)
+
+
 def test_dead_letters_are_known_after_a_restart_before_anybody_asks_for_them(bench_with: BenchWith) -> None:
     """R14: the queue of dead letters was not loaded at a start."""
     bench = bench_with(MemoryDisk())

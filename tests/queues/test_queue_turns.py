@@ -14,6 +14,7 @@ import pytest
 from assay.reference_broker.config import TransactionsConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.jobs import agenda
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.operations.replay import ReplayResult
@@ -287,3 +288,22 @@ def test_what_is_due_at_one_moment_is_done_in_small_parts(name: str) -> None:
         worst.append(max(lines))
     assert worst[1] <= _MOST_PER_CALL
     assert worst[1] <= worst[0] + _MOST_MORE * _N
+
+
+def test_another_time_to_live_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what waits for a retry: the turn in which it is told takes as long however much that is."""
+    monkeypatch.setattr(agenda, "MAX_WORK", 64)
+    retry = {"nack_immediately": False, "initial_backoff_s": 1_000.0, "max_backoff_s": 1_000.0}
+    worst = []
+    for count in (500, 1_000):
+        bench, consumer = _held(count, message_ttl_s=5_000.0, retry=retry)
+        for delivery in consumer.take():
+            consumer.nack(delivery)
+        bench.turn()
+        lines: list[int] = []
+        update = bench.engine.update_queue
+        lines.append(bench.steps.count(lambda: update("q", {"message_ttl_s": 10.0}, bench.now)))  # noqa: B023
+        lines += bench.count_turns()
+        assert next(bench.engine._queues["q"].limits._unlooked, None) is None, "all were"
+        worst.append(max(lines))
+    assert worst[1] <= worst[0] + 4 * 500

@@ -5,7 +5,6 @@ Pure: commands come in with ``now``, effects leave through session connections a
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from math import inf
@@ -321,8 +320,12 @@ class MqttBroker(Broker):
             if message.expires_at:
                 # Until now the field held the lifetime: it counts from the publication of the will.
                 message = changed(message, expires_at=now + message.expires_at)
-            with contextlib.suppress(QueueError):
+            try:
                 self.publish(message, session, now)
+            except QueueError as error:
+                # Nobody is left to be told, and to keep it would take the room that there is not.
+                self.traffic.dropped += 1
+                self._note_refused(error)
 
     def end_session(self, session: Session, now: float) -> None:
         """The session's state is deleted; a will still due is sent first (5.0 3.1.2-8)."""

@@ -65,6 +65,9 @@ TOLD_PER_TURN = 4
 """Records; more wait for the next turn."""
 
 
+_IDS_PER_MS = 1_000
+
+
 class DelayTarget(Protocol):
     """What delayed messages need of their queue."""
 
@@ -126,6 +129,8 @@ class DelayStore:
         if not files.volatile:
             self._done = DoneLog(files.open_delays_done(), agenda, confirm_when_synced=confirm_when_synced)
         now_ms = _floor_ms(now)
+        self._first_id = now_ms * _IDS_PER_MS if files.volatile else 0
+        """Of offset 0. Those in memory begin anew with each start, and an id of before must not name another."""
         self._waiting = WaitingOffsets(now_ms)
         self._wheel = self._waiting.wheel
         self._unwritten: list[int] = []
@@ -205,7 +210,14 @@ class DelayStore:
                 self._log.trace(traced)
 
     def _teller(self, on_stored: Stored) -> Callable[[int, int], None]:
-        return lambda _, offset: on_stored(StoredAs.DELAYED, delay_id_of(self._target.name, offset))
+        return lambda _, offset: on_stored(StoredAs.DELAYED, self._id_of(offset))
+
+    def _id_of(self, offset: int) -> str:
+        return delay_id_of(self._target.name, self._first_id + offset)
+
+    def _offset_of(self, delay_id: str) -> int:
+        """Below 0 for one of before the start. Raises :class:`QueueError` (BAD_ADDRESS)."""
+        return parse_delay_id(self._target.name, delay_id) - self._first_id
 
     def write(self, point: SyncPoint) -> None:
         """See :class:`LogOwner`."""
@@ -492,7 +504,7 @@ class DelayStore:
 
         False: there is none of that id, or it is due and published already. Raises :class:`QueueError`.
         """
-        offset = parse_delay_id(self._target.name, delay_id)
+        offset = self._offset_of(delay_id)
         if self._done is not None and self._done.failure is not None:
             raise self._done.failure
         if not self._waiting.cancel(offset):
@@ -506,7 +518,7 @@ class DelayStore:
 
     def list(self, limit: int, after: str | None) -> list[DelayedMessage]:
         """Messages that wait, in the order they were published, from behind an id on. Raises :class:`QueueError`."""
-        last = -1 if after is None else parse_delay_id(self._target.name, after)
+        last = -1 if after is None else self._offset_of(after)
         offsets = self._waiting.listed(last, min(limit, MAX_LISTED))
         try:
             records = self._read(offsets)
@@ -519,7 +531,7 @@ class DelayStore:
         found = self._decode(record)
         message = Message(topic="", payload=b"") if found is None else found[0].message
         return DelayedMessage(
-            delay_id=delay_id_of(self._target.name, record.offset),
+            delay_id=self._id_of(record.offset),
             deliver_at=(due_of(record) or 0) / 1000,
             published_at=record.timestamp_ms / 1000,
             topic=message.topic,

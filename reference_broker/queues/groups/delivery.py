@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from assay.reference_broker.queues.messages.address import topic_of
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.routing.message import Message
 
@@ -31,6 +32,10 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """Its priority, as the queue took it."""
     redelivered: bool = False
     """The group has had it before, if only to give it back untried."""
+
+    @property
+    def routing_key(self) -> str:
+        return self.topic[len(topic_of(self.queue, "")) + 1 :]
 
     @property
     def is_plain(self) -> bool:

@@ -137,12 +137,13 @@ class ConsumerGroup(GroupState):
 
     def reconfigure(self, config: QueueConfig) -> None:
         """Other settings hold from now on; deliveries that are out keep their deadlines."""
-        # With another timeout, deadlines would not come in the order of the deliveries any more.
-        for deadline, entry in self.timeouts:
-            if _is_live(deadline, entry):
-                self._extension_count += 1
-                heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
-        self.timeouts.clear()
+        if config.delivery_timeout_s != self.config.delivery_timeout_s:
+            # Deadlines would not come in the order of the deliveries any more.
+            for deadline, entry in self.timeouts:
+                if _is_live(deadline, entry):
+                    self._extension_count += 1
+                    heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
+            self.timeouts.clear()
         self.config = config
         self.shared_limit = config.group.max_in_flight
         self._max_pending = config.group.max_pending

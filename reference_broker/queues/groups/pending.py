@@ -58,6 +58,7 @@ class Consumer:
         "notify",
         "on_drained",
         "on_end",
+        "on_left",
         "on_slow",
         "options",
         "places",
@@ -103,6 +104,8 @@ class Consumer:
         """It said that it has no room."""
         self.on_end: Callable[[], None] | None = None
         """Called when the queue is deleted: the consumer gets nothing any more."""
+        self.on_left: Callable[[], None] | None = None
+        """Called when it is taken out, whyever: where somebody waits for what it gets."""
         self.active = True
         """False once unsubscribed or replaced by a newer subscription of the same id."""
         self.places: list[GroupPartition] = []
@@ -125,7 +128,10 @@ class Consumer:
         """It gets nothing any more, and lets go of its protocol's side, which holds it."""
         self.active = False
         self.deliver = _take_nothing
-        self.deliver_run = self.notify = self.on_end = self.on_slow = self.on_drained = None
+        on_left = self.on_left
+        self.deliver_run = self.notify = self.on_end = self.on_slow = self.on_left = self.on_drained = None
+        if on_left is not None:
+            on_left()
 
 
 def _take_nothing(_delivery: Delivery) -> bool:

@@ -57,6 +57,8 @@ class TimeToLive:
         """The disk did not give a message that was to be looked at."""
         self._waiting: list[tuple[float, int, ConsumerGroup, PendingEntry]] = []
         """What waits for a retry and when it expires, a heap; some may not wait any more, or stand there twice."""
+        self._unlooked: Iterator[tuple[ConsumerGroup, PendingEntry]] = iter(())
+        """What waits and is to be looked at anew."""
         self._wait_count = 0
         self._most_waiting = FEW
         self._trim_at = NEVER
@@ -80,10 +82,15 @@ class TimeToLive:
 
     def look_anew(self) -> None:
         """Messages live for another time than before: all that wait for a retry are looked at again."""
-        for group in self._contents.groups.values():
+        self._unlooked = self._all_waiting()
+
+    def _all_waiting(self) -> Iterator[tuple[ConsumerGroup, PendingEntry]]:
+        """What waits, place by place: of a place that is looked at later, what waits then."""
+        for group in list(self._contents.groups.values()):
+            self._agenda.work += len(group.places) >> 4
             for place in group.every_place:
-                for _, _, entry in place.waiting:
-                    self._list_waiting(group, entry, 0.0)
+                for _, _, entry in list(place.waiting):
+                    yield group, entry
 
     def _list_waiting(self, group: ConsumerGroup, entry: PendingEntry, at: float) -> None:
         if len(self._waiting) >= self._most_waiting:
@@ -170,7 +177,8 @@ class TimeToLive:
             self._agenda.work += len(due) * (1 + (len(groups) >> 2))
             for offset in due:
                 if offset < low:
-                    # Settled by everybody long ago.
+                    # Settled by everybody long ago, and no reset brings it back.
+                    expiry.mark_gone(offset)
                     continue
                 if offset >= partition.visible_end and offset < partition.log.next_offset:
                     # Not durable yet: nobody was told that it exists.
@@ -197,16 +205,17 @@ class TimeToLive:
             return
         groups = self._contents.groups.values()
         # It comes back for the sake of a group that had it in flight; the others have counted it.
-        was_gone = expiry.is_gone(offset)
+        was_gone, is_counted, is_held = expiry.is_gone(offset), False, False
         if not groups and offset >= partition.head and not was_gone:
             self._expire_loose(partition, offset, stored, now)
-            expiry.mark_gone(offset)
+            is_counted = True
         letters: list[str] = []
         for group in groups:
             home = group.places[partition.index]
             place = home.lanes[stored.lane] if home.lanes is not None else home
             if offset < place.cursor:
                 entry = place.pending.get(offset)
+                is_held |= entry is not None and entry.state is not EntryState.WAITING
                 if entry is not None and entry.state is EntryState.DELIVERED and entry.deadline != NEVER:
                     expiry.add(offset, max(entry.deadline, now + _SWEEP_INTERVAL_S))
                 continue
@@ -221,16 +230,22 @@ class TimeToLive:
             group.cursor_total += 1
             if partition.sizes is not None:
                 group.held_bytes -= partition.sizes.of(offset)
-            expiry.mark_gone(offset)
+            is_counted = True
             self.trim_later()
         if letters:
             self._letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
-        if not was_gone and expiry.is_gone(offset):
+        if is_counted or not is_held:
+            expiry.mark_gone(offset)
+        if is_counted:
             self._contents.departures.add(partition, offset, offset + 1)
 
     def _expire_waiting(self, now: float) -> float:
         """Discard what waits for a retry that it will not live to see; returns when the next of them expires, or
         ``now`` when there is more to do."""
+        while self._agenda.room > 0 and (found := next(self._unlooked, None)) is not None:
+            self._agenda.work += 1
+            if self._does_wait(*found):
+                self._list_waiting(*found, 0.0)
         while self._waiting and self._waiting[0][0] <= now:
             if self._agenda.room <= 0:
                 return now

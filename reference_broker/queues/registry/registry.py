@@ -64,6 +64,8 @@ _FREE_INTERVAL_S: Final = 1.0
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral", "priority.levels")
 """Settings that a queue keeps for life, since what is stored depends on them."""
+LETTERS_TAKE: Final = ("delivery_timeout_s", "retry")
+"""What a dead-letter queue takes over, as it is made, of what its queue was told at run time."""
 _LANES_OF_BEFORE: Final = {"enabled": True, "weights": [1_000_000, 100_000, 10_000, 100, 1], "starvation_s": 0.0}
 """How queues with exact priorities were kept before there were levels: whoever published chose one of five lanes."""
 _LEVELS_OF_BEFORE: Final = {"enabled": True, "levels": LANES}
@@ -313,7 +315,14 @@ class QueueRegistry:
         """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
         name = dead_letter_name(origin)
         existing = self.queues.get(name)
-        return existing if existing is not None else self._create(name, {})
+        return existing if existing is not None else self._create(name, self._taken_over(name))
+
+    def _taken_over(self, name: str) -> dict[str, Any]:
+        """Run-time settings of a queue that is made on demand."""
+        origin = self.queues.get(name[len(DEAD_LETTER_PREFIX) :]) if is_dead_letter(name) else None
+        if origin is None or name in self._configured:
+            return {}
+        return {field: origin.settings[field] for field in LETTERS_TAKE if field in origin.settings}
 
     def get_or_create(self, name: str) -> DurableQueue:
         """An existing queue, or one created now. Raises :class:`QueueError`."""
@@ -328,7 +337,7 @@ class QueueRegistry:
         if not origin_exists:
             self._check_room(self.merged_config(name, {}).partitions)
         check_queue_name(name)
-        return self._create(name, {}, by_use=True)
+        return self._create(name, self._taken_over(name), by_use=True)
 
     def _check_room(self, partitions: int) -> None:
         """For a queue of so many. Raises :class:`QueueError` (LIMIT)."""
@@ -364,7 +373,9 @@ class QueueRegistry:
         _check_size(settings)
         existing = self.queues.get(name)
         if existing is not None:
-            if self.merged_config(name, settings) == existing.config:
+            kept = existing.settings if is_dead_letter(name) else {}
+            taken = {field: kept[field] for field in LETTERS_TAKE if field in kept}
+            if self.merged_config(name, taken | settings) == existing.config:
                 return existing
             text = f"the queue {name[:80]!r} is there with another configuration: change that, or delete the queue"
             raise QueueError(QueueErrorCode.EXISTS, text)
