@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -113,11 +114,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     def exit_code(self) -> ExitCode:
         if not self.checks:
             return ExitCode.NOTHING_SELECTED
-        if any(check.wrong or (check.problem and check.mutant != BASELINE) for check in self.checks):
-            return ExitCode.FAILED
-        if any(check.problem for check in self.checks):
+        if all(check.problem for check in self.checks):
             return ExitCode.UNREACHABLE
-        return ExitCode.FAILED if self.without_mutant else ExitCode.OK
+        all_ok = all(check.ok for check in self.checks) and not self.without_mutant
+        return ExitCode.OK if all_ok else ExitCode.FAILED
 
 
 Group = tuple[Case | None, list[Case]]
@@ -257,12 +257,20 @@ def work_of(cases: Sequence[Case], only: str = "") -> Work:
     return dict(sorted(work.items()))
 
 
-def _baselines(work: Work) -> Work:
-    """Each target as it is, with all cases that are judged on it."""
+def baselines(work: Work) -> Work:
+    """Each target as it is, with the cases whose report on it is needed, or that pass no variation of it."""
     concerned: dict[str, dict[str, Case]] = {}
+    passing = {case.id for (_target, name), cases in work.items() if _is_legal(name) for case in cases}
     for (target, _mutant), cases in work.items():
-        concerned.setdefault(target, {}).update((case.id, case) for case in cases)
-    return {(target, BASELINE): list(cases.values()) for target, cases in concerned.items()}
+        asked = [case for case in cases if case.level != "MUST" or case.id not in passing]
+        concerned.setdefault(target, {}).update((case.id, case) for case in asked)
+    return {(target, BASELINE): list(cases.values()) for target, cases in concerned.items() if cases}
+
+
+def _is_legal(name: str) -> bool:
+    with suppress(mutants.UnknownMutantError):
+        return mutants.find(name).legal
+    return False
 
 
 async def _check_all(
@@ -329,7 +337,7 @@ def check_mutants(
     began, started_at = time.monotonic(), utc_now()
     work = work_of(cases, only)
     with Nursery() as nursery:
-        checks = asyncio.run(_check_all(nursery, _baselines(work) | work, jobs, report))
+        checks = asyncio.run(_check_all(nursery, baselines(work) | work, jobs, report))
     # One mutant alone cannot say what the others prove.
     checks = demand_difference(checks if only else demand_proof(checks))
     # Where the broker itself does not start, nothing else has anything to say.

@@ -8,8 +8,18 @@ from assay.conformance import mutants
 from assay.conformance.case import load_cases
 from assay.conformance.engine import blank_result
 from assay.conformance.judged import Outcome
+from assay.conformance.report import ExitCode
 from assay.conformance.rules import Incident, Rule
-from assay.conformance.self_check import BASELINE, Check, demand_difference, demand_proof, judged
+from assay.conformance.self_check import (
+    BASELINE,
+    Check,
+    SelfCheck,
+    baselines,
+    demand_difference,
+    demand_proof,
+    judged,
+    work_of,
+)
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 CASES = load_cases()
@@ -85,3 +95,24 @@ def test_a_report_that_the_sound_broker_gets_as_well_is_no_proof() -> None:
         False,
         False,
     ]
+
+
+def test_the_broker_as_it_is_runs_what_no_variation_of_it_runs_and_what_reports() -> None:
+    advisory = next(case for case in CASES.values() if case.level != "MUST" and case.judged_on == "reference")
+    must = CASES["mqtt311/ping/every-pingreq-is-answered"]
+    work = work_of([must, advisory])
+    assert baselines(work) == {("reference", BASELINE): [advisory]}  # a variation that passes says more
+    assert baselines(work_of([must], only=must.mutant)) == {("reference", BASELINE): [must]}
+    assert baselines(work_of([must], only=must.near_miss)) == {}
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"),
+    [(("", ""), ExitCode.OK), (("crash", ""), ExitCode.FAILED), (("no start", "no start"), ExitCode.UNREACHABLE)],
+)
+def test_where_no_broker_starts_nothing_is_judged(problems: tuple[str, ...], code: ExitCode) -> None:
+    checks = [
+        Check(mutant=f"m{index}", target="reference", what="", legal=False, cases=(ONE,), problem=problem)
+        for index, problem in enumerate(problems)
+    ]
+    assert SelfCheck(checks=tuple(checks), without_mutant=(), started_at="", duration_s=0.0).exit_code is code
