@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Where it leaves its ``result.json``, below the run folder; empty: it leaves none, its exit status says all."""
     decides: bool = True
     """Its verdict counts for the exit status. Other brokers are measured, not judged, by this demo."""
+    beside: bool = False
+    """It runs beside the step before it: both wait most of the time, and neither measures how fast anything is."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +161,7 @@ def steps(out: Path, seed: int) -> list[Step]:
             ),
             folder="conformance/mosquitto",
             decides=False,
+            beside=True,
         )
         found.insert(1, peer)
     return found
@@ -213,6 +217,17 @@ def run_patiently(step: Step, out: Path, run: Callable[[Step, Path], Outcome] = 
     return outcome
 
 
+def run_all(plan: list[Step], run: Callable[[Step], Outcome]) -> Iterator[Outcome]:
+    """Run the steps and yield what became of each, in order; each waits for those before, or runs beside the last."""
+    with ThreadPoolExecutor() as pool:
+        running: list[Future[Outcome]] = []
+        for index, step in enumerate(plan):
+            running.append(pool.submit(run, step))
+            if index + 1 == len(plan) or not plan[index + 1].beside:
+                yield from (future.result() for future in running)
+                running.clear()
+
+
 def _verdict_table(outcomes: list[Outcome]) -> Table:
     table = WholeTable(title="Assay: the verdicts", title_justify="left")
     for heading in ("run", "verdict", "what was found", "time"):
@@ -247,9 +262,13 @@ def demo(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=False) as progress:
         task = progress.add_task("", total=len(plan) + 2)
-        for step in plan:
+
+        def run(step: Step) -> Outcome:
             progress.update(task, description=step.title)
-            outcome = run_patiently(step, out)
+            return run_patiently(step, out)
+
+        for outcome in run_all(plan, run):
+            step = outcome.step
             outcomes.append(outcome)
             note = "" if step.decides else " (not counted)"
             progress.console.print(

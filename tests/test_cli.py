@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,25 @@ def test_a_step_is_repeated_only_while_it_can_say_nothing(
     assert outcome.verdict is expected
     assert len(verdicts) - len(left) == runs
     assert outcome.duration_s == runs
+
+
+def test_a_step_waits_for_those_before_it_or_runs_beside_the_last() -> None:
+    def step(name: str, *, beside: bool = False) -> demo.Step:
+        return demo.Step(name=name, title="t", arguments=(), folder="f", beside=beside)
+
+    met = threading.Barrier(2)
+    begun: list[str] = []
+
+    def run(step: demo.Step) -> demo.Outcome:
+        begun.append(step.name)
+        if step.name in ("first", "beside"):
+            met.wait(WAIT_S)  # neither goes on without the other
+        return demo.Outcome(step=step, verdict=Verdict.PASS, summary="", duration_s=1.0)
+
+    outcomes = demo.run_all([step("first"), step("beside", beside=True), step("then"), step("last")], run)
+    assert [outcome.step.name for outcome in outcomes] == ["first", "beside", "then", "last"]
+    assert set(begun[:2]) == {"first", "beside"}
+    assert begun[2:] == ["then", "last"]
 
 
 @pytest.mark.parametrize(("options", "parts"), [((), 6), (("--scram",), 4)])
