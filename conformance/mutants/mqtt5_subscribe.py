@@ -488,3 +488,8 @@ def dollar_topics(patch: Patch) -> None:
         return [*found, everything] if everything is not None and topic.startswith("$") else found
 
     _change_walk(patch, change)
+
+
+@mutant("v5-unsubscribe-takes-from-all-shares", "who leaves a share loses what waits for it in others")
+def unsubscribe_takes_from_all_shares(patch: Patch) -> None:
+    patch.rewrite(Session, "take_queued", "if each.share not in shares)", "if not each.share)")

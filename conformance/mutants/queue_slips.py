@@ -309,6 +309,14 @@ _slip(
     "                    pass\n",
 )
 _slip(
+    "several-settled-count-as-one",
+    "of several deliveries that are acknowledged together the figures of the group count one",
+    settlement,
+    "ack_many",
+    "group.counts.acked += len(entries)",
+    "group.counts.acked += 1",
+)
+_slip(
     "dropped-comes-to-the-next-group",
     "what was given up for a newer message comes to a group that is made afterwards",
     QueueLimits,

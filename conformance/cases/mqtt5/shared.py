@@ -309,6 +309,39 @@ async def unsent(ctx: CaseContext) -> None:
 
 
 @case(
+    "mqtt5/shared/unsubscribe-spares-other-shares",
+    clauses=("MQTT-4.5.0-1",),
+    requires=("shared", "qos1"),
+    mutant="v5-unsubscribe-takes-from-all-shares",
+    near_miss="v5-shared-goes-to-first",
+)
+async def spares_other_shares(ctx: CaseContext) -> None:
+    """Who unsubscribes from one share still gets what waits for it by another one.
+
+    Two clients with a Receive Maximum of 1 share a topic, and acknowledge nothing; one of them is the only member of
+    another share. Messages wait by both. It leaves the former: then it gets all that came by the latter.
+    """
+    left, kept = ctx.topic("left"), ctx.topic("kept")
+    members: list[Connection] = []
+    for name in ("staying", "leaving"):
+        members.append(await ctx.connect(name=name, properties=Properties(receive_maximum=1)))
+        await subscribe_at(ctx, members[-1], _share("g", left), qos=1)
+    leaving = members[1]
+    await subscribe_at(ctx, leaving, _share("h", kept), qos=1)
+    publisher, other = await ctx.connect(name="publisher"), await ctx.connect(name="other publisher")
+    async with (
+        publishing(publisher, kept, b"first", b"second", qos=1),
+        publishing(other, left, *(b"%d" % number for number in range(6)), qos=1),
+    ):
+        held = await leaving.expect_publish(ack=False)
+        await leaving.unsubscribe(_share("g", left))
+        await leaving.acknowledge(held)
+        while (held.topic, held.payload) != (kept, b"second"):
+            held = await leaving.expect_publish()
+        await members[0].disconnect()
+
+
+@case(
     "mqtt5/shared/malformed-share-names-not-granted",
     clauses=("MQTT-4.8.2-1", "MQTT-4.8.2-2"),
     requires=("shared",),

@@ -28,7 +28,7 @@ _IN_A_GROUP = frozenset(
         *("skipped", "rewound"),
     )
 )
-"""Figures of a group that has been there from the first message on: where each of them is, or what became of it."""
+"""Figures of a group: where each message is that it has had, or what became of it."""
 _POLL_S = 0.01
 """Between two looks at figures."""
 
@@ -46,6 +46,8 @@ class Asking(QueueClients):
     _life: plan.QueueLife
     oracle: Oracle
     _producers: dict[int, Producer]
+    _beside: dict[tuple[Group, int], int]
+    """Group and number of kills to how many messages more it told of than had come by then."""
     _settled: dict[int, list[Copy]]
     """Consumer to what it settled, for it to be settled once more."""
 
@@ -281,14 +283,26 @@ class Asking(QueueClients):
             found = (by_group.get(told, {}) if group else figures).get(name)
             if found is not None and not least <= found <= most:
                 wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
-        for whole in queue.groups.values() if not self.oracle.restarts else ():
-            told = by_group.get(self._group_id(whole), {})
-            if whole.is_whole and told.keys() >= _IN_A_GROUP:
-                count = sum(told[name] for name in _IN_A_GROUP - {"rewound"}) - told["rewound"]
-                if count != figures["enqueued"] - figures["aborted"]:
-                    of = f"of {figures['enqueued']}, {figures['aborted']} aborted"
-                    wrong.append(f"{count} messages in {whole.name}, {of}")
+        wrong += self._lost_count(queue, figures)
         return "; ".join(wrong)
+
+    def _lost_count(self, queue: Queue, figures: dict[str, Any]) -> list[str]:
+        """Groups of which more or fewer messages are told of than before, since they or the broker began."""
+        found = []
+        by_group = {each["group"]: each for each in figures.get("groups", [])}
+        for group in queue.groups.values():
+            told = by_group.get(self._group_id(group), {})
+            if told.keys() >= _IN_A_GROUP:
+                count = sum(told[name] for name in _IN_A_GROUP - {"rewound"}) - told["rewound"]
+                beside = count - figures["enqueued"] + figures["aborted"]
+                known = self._beside.setdefault((group, self.oracle.restarts), beside)
+                if beside != known:
+                    found.append(f"{count} messages in {group.name} in all, not {count - beside + known}")
+        return found
+
+    def _weigh(self, queue: Queue) -> None:
+        """What a group that begins, or a broker, tells of is what it will tell of."""
+        self._lost_count(queue, self._figures(f"{queue.owner}{queue.name}"))
 
     def _look_beside(self, queue: Queue) -> None:
         """What nobody's queue of the same name holds is one message, whatever became of those of the tenant's."""

@@ -24,7 +24,7 @@ from assay.conformance.explore.queues.requests import (
     ranges,
 )
 from assay.conformance.explore.queues.rules import QueueRule
-from assay.conformance.explore.queues.state import Copy, Fate, Member, Message, Queue
+from assay.conformance.explore.queues.state import Copy, Fate, Group, Member, Message, Queue
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.sockets import Wire
 from assay.conformance.targets import CapabilityValue, Endpoint
@@ -93,6 +93,7 @@ class QueuePlayer(NumberedRequests):
         self.clients: dict[str, QueueClient] = {}
         self._producers: dict[int, Producer] = {}
         self._delayed: list[Message] = []
+        self._beside: dict[tuple[Group, int], int] = {}
         self._settled: dict[int, list[Copy]] = {}
         """Consumer to what it settled, for it to be settled once more."""
         self._numbers = itertools.count()
@@ -342,6 +343,7 @@ class QueuePlayer(NumberedRequests):
             if older is not None:
                 self._gone(older)
         client.consumer = number
+        is_new = f"g{group_number}" not in queue.groups
         named = [("consumer-group", f"g{group_number}")]
         named += [("prefetch", str(prefetch))] if prefetch else []
         named += [("cursor", "latest" if group.latest else "earliest")]
@@ -364,6 +366,8 @@ class QueuePlayer(NumberedRequests):
         answer = self.ask(client, packet, packet_id, f"SUBSCRIBE {topic_filter}")
         if isinstance(answer, Suback) and answer.reason_codes[0] >= FIRST_FAILURE_CODE:
             raise violation(QueueRule.SUBSCRIBE, f"{client.name}: {topic_filter} is refused: {answer}")
+        if is_new and not group.dead:
+            self._weigh(queue)
 
     def _leave(self, number: int, how: plan.Leaving) -> None:
         number = number % len(self._life.consumers) if number < 1_000 else number
@@ -570,6 +574,8 @@ class QueuePlayer(NumberedRequests):
         for queue in self.oracle.queues:
             if queue.plan.durability == "memory":
                 self._create(queue)
+            elif queue.groups:
+                self._weigh(queue)
         # Their ids may be given out anew.
         self._delayed = [message for message in self._delayed if message.queue.plan.durability != "memory"]
 

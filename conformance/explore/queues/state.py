@@ -272,8 +272,6 @@ class Group:
         self.is_dead = plan.dead
         self.told = ""
         """The group id that its deliveries tell."""
-        self.is_whole = not queue.messages and not plan.latest
-        """It has been there from the first message of its queue on."""
         self.copies: dict[Message, Copy] = {}
         self.members: dict[int, Member] = {}
         """Consumer number to its connection."""

@@ -43,6 +43,7 @@ FOUND = {
     "wire-size-without-properties": 20,
     "wire-keys-stay-in-four-partitions": 2,
     "wire-reset-spares-retried": 35,
+    "wire-several-settled-count-as-one": 0,
     "wire-bytes-of-what-was-aborted-stay": 52,
     "wire-extensions-are-the-timeout": 61,
     "queue-delete-keeps-the-messages": 19,
