@@ -668,7 +668,7 @@ class AmqpPlayer(AmqpAsking):
                 self.drop(wire)
         self._has_restarted = True
         self.oracle.killed()
-        self.slowness = 5 if any(queue.counts_late for queue in self.oracle.queues.values()) else 1
+        self.slowness = self.oracle.slowness
         for name in self.went:
             self.control.request("queue.delete", queue=name)
         self.went = {}

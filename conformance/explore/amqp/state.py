@@ -164,6 +164,8 @@ class Consumer:
     """The server must say that it is cancelled."""
     ends: bool = False
     """The server may say so."""
+    began: int = 0
+    """The moment from which it may be given something."""
 
     @property
     def has_room(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from assay.conformance.explore.amqp.oracle import MARGIN_S, Oracle
 from assay.conformance.explore.amqp.rules import AmqpRule
 from assay.conformance.explore.amqp.state import NEVER, Consumer, Link, Message, Queue
 from assay.conformance.explore.amqp.topology import Binding, Exchange, matches_headers, matches_topic, route
+from assay.conformance.explore.campaign import Campaign
 from assay.conformance.explore.rules import ViolationError
 from assay.conformance.wire.amqp091 import Arrival, Method
 
@@ -479,6 +481,23 @@ def test_a_rejected_message_must_become_a_letter_that_tells_so() -> None:
     bench.get(link, message, 1, routing_key="q1", properties=told)
 
 
+def test_what_expires_at_once_goes_to_who_waits_however_long_the_disk_takes() -> None:
+    """Seed 20261130: a sync took a second on a busy machine, and the delivery behind it was called late."""
+    bench = Bench(QueuePlan(), QueuePlan())
+    link, reader = bench.link("confirm"), bench.link()
+    waiting = bench.consume(reader)
+    message = bench.publish(link, ttl_s=0)
+    bench.oracle.now += 4 * MARGIN_S
+    bench.deliver(waiting, message)
+
+    told, untold = bench.publish(link, 1, ttl_s=0, confirmed=True), bench.publish(link, 1, ttl_s=0)
+    late = bench.consume(reader, 1)
+    bench.oracle.now += 4 * MARGIN_S
+    for each in (told, untold):
+        with accused(AmqpRule.EXPIRED):
+            bench.deliver(late, each)
+
+
 def test_what_expires_at_once_may_go_to_who_waits_and_is_a_letter_else() -> None:
     bench = Bench(QueuePlan(ttl_s=0, letters=-1, letter_queue=1), QueuePlan())
     link, reader = bench.link("confirm"), bench.link()
@@ -682,3 +701,10 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding() -> None:
     exchange.bindings[Binding("q0", to_exchange=False, key="b")] = None
     assert not bench.oracle.unbind(exchange, [Binding("q0", to_exchange=False, key="a")])
     assert bench.oracle.removed(bench.queue) == [exchange]
+
+
+def test_a_queue_that_elects_has_longer_to_answer_after_a_start_than_it_holds_a_request() -> None:
+    """Seed 20261131: a purge was called unanswered after 10 s; the broker gives up after 30."""
+    patience_s = inspect.signature(Campaign.__init__).parameters["patience_s"].default
+    assert patience_s * Bench(QueuePlan(), QueuePlan(delivery_limit=0)).oracle.slowness > 30
+    assert Bench().oracle.slowness == 1
