@@ -64,6 +64,7 @@ def drawn(rng: random.Random) -> bytes:
             BasicProperties(headers=(("CC", cc("a", "b")),)),
             BasicProperties(headers=(("BCC", cc("c")),)),
             BasicProperties(priority=rng.randrange(10), reply_to="r+"),
+            BasicProperties(correlation_id=f"c{rng.random()}", user_id="guest" if rng.random() < 0.97 else "somebody"),
         )
     )
     exchange, key = rng.choice((("", "a"), ("", "b"), ("", "c"), ("amq.direct", "k"), ("fan", ""), ("", "nobody")))
