@@ -136,6 +136,24 @@ def cuts(rng: random.Random, data: bytes) -> list[bytes]:
     return [data[begin:end] for begin, end in itertools.pairwise(at)]
 
 
+def test_where_a_publish_goes_and_whether_it_may_is_asked_of_its_properties_where_its_way_is_known() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q")
+    c.declare("r")
+    copied = BasicProperties(headers=(("CC", cc("r")),))
+    c.send_raw(publish("q", b"1") + publish("q", b"2", copied) + publish("q", b"3"))
+    c.hear()
+    assert [c.get(queue, no_ack=True).body for queue in ("q", "q", "q", "r")] == [b"1", b"2", b"3", b"2"]
+    c.send_raw(publish("q", b"4") + publish("q", b"5", BasicProperties(user_id="somebody")) + publish("q", b"6"))
+    (said,) = c.hear()
+    assert said.name == "channel.close"
+    assert said.values[0] == 406
+    c.open(2)
+    assert c.get("q", channel=2, no_ack=True).body == b"4"
+    assert c.get("q", channel=2).name == "basic.get-empty"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_publishes_that_come_together_are_as_good_as_those_that_come_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
