@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.reopened_file import FileOnDemand
 
 MARK_NAME = "durable.mark"
 _MAGIC = 0x4B52414D
@@ -63,25 +64,22 @@ def encode_slot(sequence: int, mark: DurableMark) -> bytes:
     return struct.pack("<II", _MAGIC, crc32c(checked)) + checked
 
 
-class DurableMarkFile:
+class DurableMarkFile(FileOnDemand):
     """Keeps the mark of one log. Its file is open when it is written often; it may be closed at any time."""
 
     may_close = True
 
     def __init__(self, disk: Disk, folder: str, open_files: OpenFiles | None = None) -> None:
-        self._disk = disk
-        self._open_files = open_files
-        self._path = f"{folder}/{MARK_NAME}"
-        self._file: DiskFile | None = None
+        super().__init__(disk, f"{folder}/{MARK_NAME}", open_files)
         self._sequence = 0
         self._unsynced = 0
         self._sync_after = 1
 
     def read(self) -> DurableMark | None:
         """The mark on disk; None when there is none. Raises :class:`OSError`."""
-        if not self._disk.exists(self._path):
+        if not self._disk.exists(self.path):
             return None
-        newest = _newest_slot(self._opened().read_at(0, 2 * _SLOT_BYTES))
+        newest = _newest_slot(self.file(create=True).read_at(0, 2 * _SLOT_BYTES))
         if newest is None:
             return None
         # So that the next write spares this slot.
@@ -90,19 +88,10 @@ class DurableMarkFile:
 
     def write(self, mark: DurableMark) -> None:
         """Raises :class:`OSError`; the log is none the worse for it."""
-        file = self._file or self._opened()
+        file = self._file or self.file(create=True)
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._unsynced += 1
         file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
-
-    def _opened(self) -> DiskFile:
-        if self._file is None:
-            if self._open_files is None:
-                self._file = self._disk.open(self._path, create=True)
-            else:
-                self._file = self._open_files.open(self._disk, self._path, create=True)
-                self._open_files.opened(self)
-        return self._file
 
     def take_due(self) -> tuple[str, ...]:
         """The file's path, when it is time that a sync covers it: after its first write, then once in a while."""
@@ -110,11 +99,4 @@ class DurableMarkFile:
             return ()
         self._unsynced = 0
         self._sync_after = SYNC_EVERY
-        return (self._path,)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            if self._open_files is not None:
-                self._open_files.closed(self)
+        return (self.path,)

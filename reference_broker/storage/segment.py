@@ -17,10 +17,11 @@ from assay.reference_broker.storage.batch import (
     decode_header,
     decode_verified,
 )
-from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.file_names import segment_name
 from assay.reference_broker.storage.offset_index import OffsetIndex
 from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.reopened_file import FileOnDemand
 from assay.reference_broker.storage.segment_indexes import SegmentIndexFiles
 from assay.reference_broker.storage.segment_scan import BatchPlace, Damage, Window, scan_batches
 from assay.reference_broker.storage.time_index import TimeIndex
@@ -52,11 +53,11 @@ class SegmentScan(msgspec.Struct, frozen=True, kw_only=True):
     """Why the bytes after ``sound_bytes`` are no batch; empty when there are none."""
 
 
-class Segment:
+class Segment(FileOnDemand):
     """A segment of a log. Opens its file when needed; the log decides when to close it."""
 
     def __init__(self, disk: Disk, folder: str, base_offset: int) -> None:
-        self.path = f"{folder}/{segment_name(base_offset)}"
+        super().__init__(disk, f"{folder}/{segment_name(base_offset)}", None)
         self.base_offset = base_offset
         self.end_offset = base_offset
         self.size = 0
@@ -64,9 +65,6 @@ class Segment:
         """Offsets stay below it: the base of the next segment, once there is one."""
         self.has_index_files = False
         """The index files hold all that is in memory, so that memory may forget it."""
-        self._disk = disk
-        self._file: DiskFile | None = None
-        self._open_files: OpenFiles | None = None
         self._is_synced: Callable[[Segment], bool] | None = None
         self._index_files = SegmentIndexFiles(disk, folder, base_offset)
         self._indexes: tuple[OffsetIndex, TimeIndex] | None = (OffsetIndex(), TimeIndex())
@@ -76,15 +74,6 @@ class Segment:
         self._read_on = _NOWHERE
         """Where the last read ended: (next offset, position)."""
 
-    def file(self, *, create: bool = False) -> DiskFile:
-        if self._file is None:
-            if self._open_files is None:
-                self._file = self._disk.open(self.path, create=create)
-            else:
-                self._file = self._open_files.open(self._disk, self.path, create=create)
-                self._open_files.opened(self)
-        return self._file
-
     def bound_by(self, open_files: OpenFiles | None, is_synced: Callable[[Segment], bool]) -> None:
         """Count the file among those; it may be closed to make room for another while ``is_synced`` says so."""
         self._open_files = open_files
@@ -92,19 +81,8 @@ class Segment:
 
     @property
     def may_close(self) -> bool:
-        """See :class:`assay.reference_broker.storage.open_files.Closable`."""
+        """See :class:`Closable`."""
         return self._is_synced is not None and self._is_synced(self)
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            if self._open_files is not None:
-                self._open_files.closed(self)
 
     # -- opening -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ frees, and what is stored stays near what is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -17,11 +18,7 @@ from assay.reference_broker.queues.jobs.store import LogRecord, WantedOffsets
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
 from assay.reference_broker.storage.disk import Disk
-from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.log import SegmentedLog
-from assay.reference_broker.storage.log_opening import Note
-from assay.reference_broker.storage.log_options import LogOptions
-from assay.reference_broker.storage.open_files import OpenFiles
 from assay.reference_broker.storage.segment import Segment
 from assay.reference_broker.storage.segment_copies import MAX_RELATIVE_OFFSET, SegmentCopier, put_in_place
 
@@ -89,39 +86,14 @@ class ThinningTask(SegmentCopier):
 class SparseLog(SegmentedLog):
     """Implements :class:`assay.reference_broker.queues.jobs.store.SparseLog`."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        *,
-        options: LogOptions,
-        encoder: BatchEncoder,
-        volatile: bool,
-        note: Note,
-        open_files: OpenFiles | None = None,
-        room: DiskRoom | None = None,
-        removed_path: str = "",
-    ) -> None:
-        """See :class:`SegmentedLog`."""
-        super().__init__(
-            disk,
-            folder,
-            options=options,
-            encoder=encoder,
-            volatile=volatile,
-            note=note,
-            open_files=open_files,
-            room=room,
-            removed_path=removed_path,
-        )
-        self._task: ThinningTask | None = None
-        self._unplaced: ThinningTask | None = None
-        """Its copies could not be put in place yet; until they are, nothing may be copied over them."""
-        self._state: CleanerState | None = None
-        self._counts: dict[Segment, int] = {}
-        """Records of segments that were copied; others have one for each offset."""
-        self._damaged: set[Segment] = set()
-        self._looked_until = 0
+    _task: ThinningTask | None = None
+    _unplaced: ThinningTask | None = None
+    """Its copies could not be put in place yet; until they are, nothing may be copied over them."""
+    _state: CleanerState | None = None
+    _counts: Mapping[Segment, int] = MappingProxyType({})
+    """Records of segments that were copied; others have one for each offset."""
+    _damaged: frozenset[Segment] = frozenset()
+    _looked_until = 0
 
     def start_thinning(self, wanted: WantedOffsets) -> ThinningTask | None:
         """See :meth:`assay.reference_broker.queues.jobs.store.SparseLog.start_thinning`."""
@@ -199,7 +171,7 @@ class SparseLog(SegmentedLog):
         if task is None:
             return
         for segment, problem in task.damaged.items():
-            self._damaged.add(segment)
+            self._damaged |= {segment}
             self.note(segment.path, f"not thinned out: {problem}")
         if error is not None:
             self.note(self._folder, f"not thinned out: {reason_of(error)}; tried again later")
@@ -222,10 +194,8 @@ class SparseLog(SegmentedLog):
         return True
 
     def _count(self, base_offset: int, records: int) -> None:
-        self._counts = {segment: count for segment, count in self._counts.items() if segment in self._segments}
-        for segment in self._segments:
-            if segment.base_offset == base_offset:
-                self._counts[segment] = records
+        copied = {segment: records for segment in self._segments if segment.base_offset == base_offset}
+        self._counts = {each: count for each, count in self._counts.items() if each in self._segments} | copied
 
 
 def _end_of(segment: Segment) -> int:
