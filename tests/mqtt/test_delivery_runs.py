@@ -243,10 +243,13 @@ NAMED = [
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(NAMED), min_size=1, max_size=4), st.integers(1, 12))
-def test_user_properties_come_as_the_general_way_has_them(named: list[tuple[tuple[str, str], ...]], times: int) -> None:
+@given(st.lists(st.sampled_from(NAMED), min_size=1, max_size=4), st.integers(1, 12), st.integers(0, 40))
+def test_user_properties_come_as_the_general_way_has_them(
+    named: list[tuple[tuple[str, str], ...]], times: int, others: int
+) -> None:
     encoder, general = DeliveryEncoder(), PublishEncoder(V5)
     stored = [_stored(3, user_properties=pairs) for pairs in named for _ in range(times)]
+    stored[1:1] = [_stored(3)] * others
     run = DeliveryRun("q", "g", 3, 100, stored)
     expected = []
     for index in range(len(stored)):
@@ -258,6 +261,9 @@ def test_user_properties_come_as_the_general_way_has_them(named: list[tuple[tupl
     assert data in (b"".join(expected), None)
     if not {NAMED[6], NAMED[-1]} & set(named):
         assert data is not None
+        largest = max(map(len, expected))
+        assert encoder.encode_run(5, run, largest) == data
+        assert encoder.encode_run(5, run, largest - 1) is None
 
 
 @pytest.mark.parametrize("times", [1, 8])

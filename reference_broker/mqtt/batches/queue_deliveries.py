@@ -24,6 +24,8 @@ from assay.reference_broker.routing.remembered import remember
 _HEADER_QOS_1 = b"\x32"
 FEW = 16
 """Deliveries that columns are not worth it for."""
+FEW_OF = 4
+"""Where no more than every so many messages have user properties of their own, they are put in one by one."""
 MAX_TEMPLATES = 4_096
 _MAX_THEIRS_BYTES = 256
 """Characters of a publisher's user properties that are remembered, and not encoded for every delivery."""
@@ -99,25 +101,31 @@ class DeliveryEncoder:
         """QoS 1 PUBLISH packets under consecutive packet ids; None when they are not alike, or one is too large."""
         stored = run.stored
         topic_name = stored[0].topic
-        has_theirs = False
-        for each in stored:
+        having: list[int] = []
+        for at, each in enumerate(stored):
             if each.topic != topic_name:
                 return None
             if each.message.user_properties:
-                has_theirs = True
+                having.append(at)
         messages = [each.message for each in stored]
         if not all(map(is_plain_but_for_user_properties, messages)):
             return None
+        count = len(stored)
         theirs: list[bytes] = []
-        """Empty where nobody has any."""
-        if has_theirs:
-            known = _USER_PROPERTIES
-            for message in messages:
-                pairs = message.user_properties
-                found = (known.get(pairs) or self._learn(pairs)) if pairs else b""
+        """Empty where nobody has any, or few have."""
+        few: dict[int, bytes] = {}
+        """Of those who have any where few do, as where some are traced: by position."""
+        if having:
+            are_few = count > FEW and len(having) * FEW_OF <= count
+            known, learn = _USER_PROPERTIES, _encoded if are_few else self._learn
+            for at in having:
+                pairs = messages[at].user_properties
+                found = known.get(pairs) or learn(pairs)
                 if found is None:
                     return None
-                theirs.append(found)
+                few[at] = found
+            if not are_few:
+                theirs, few = [few.get(at, b"") for at in range(count)], {}
         key = (run.queue, run.group, run.partition, topic_name)
         try:
             template = _TEMPLATES[key]
@@ -125,7 +133,6 @@ class DeliveryEncoder:
             template = self._remember(key, run.delivery(0))
         if template is None:
             return None
-        count = len(stored)
         offsets = [b"%d" % offset for offset in range(run.offset, run.offset + count)]
         digits = len(offsets[0])
         if len(offsets[-1]) > digits:
@@ -191,6 +198,14 @@ class DeliveryEncoder:
         pieces[3::8] = offsets
         pieces[5::8] = offsets
         pieces[7::8] = bodies
+        for at, own in few.items():
+            section = _LENGTHS[property_bytes + len(own)]
+            length = fixed + len(section) + len(own) + len(bodies[at])
+            if length >= len(_LENGTHS) or length + 1 + len(_LENGTHS[length]) > max_packet_bytes:
+                return None
+            pieces[8 * at] = _HEADER_QOS_1 + _LENGTHS[length] + topic
+            pieces[8 * at + 2] = section + before
+            pieces[8 * at + 7] = own + bodies[at]
         return b"".join(pieces)
 
     def _theirs(self, message: Message) -> bytes | None:
@@ -202,17 +217,20 @@ class DeliveryEncoder:
 
     def _learn(self, pairs: tuple[tuple[str, str], ...]) -> bytes | None:
         """User properties as a delivery has them; None for very many."""
-        if not pairs:
-            return b""
-        if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
-            return None
-        learnt = encode_user_properties([pair for pair in pairs if pair[0] not in BROKER_PROPERTIES])
-        return remember(_USER_PROPERTIES, pairs, learnt, 0, MAX_TEMPLATES)
+        learnt = _encoded(pairs)
+        return remember(_USER_PROPERTIES, pairs, learnt, 0, MAX_TEMPLATES) if learnt else learnt
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
         template = _template(msgspec.structs.replace(delivery, message=_BARE))
         queue, group, _, topic = key
         return remember(_TEMPLATES, key, template, max(len(queue), len(group), len(topic)), MAX_TEMPLATES)
+
+
+def _encoded(pairs: tuple[tuple[str, str], ...]) -> bytes | None:
+    """As :meth:`DeliveryEncoder._learn`, of some that no other delivery may have."""
+    if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
+        return None
+    return encode_user_properties([pair for pair in pairs if pair[0] not in BROKER_PROPERTIES])
 
 
 def _template(delivery: Delivery) -> _Template | None:

@@ -353,7 +353,7 @@ def settle(
     """Apply a settlement to a delivered entry."""
     if outcome is _ACCEPT:
         group.counts.acked += 1
-        if group.has_trace and (group.tracer is not None or entry.place.partition.traced):
+        if group.has_trace and (group.tracer is not None or entry.offset in (entry.place.partition.traced or ())):
             group.trace(TraceKind.ACKED, entry)
         group.remove(entry, on_done)
     elif outcome is Outcome.FAIL:

@@ -106,7 +106,6 @@ class ConsumerGroup(GroupState):
         """It goes with its consumer."""
         self.tracer = tracer
         self.has_trace = tracer is not None or agenda.tracing is not None
-        """Somebody is told what becomes of messages, of some at least."""
         self.rng = rng
         """Draws the nonces of receipts."""
         self.leaving = 0

@@ -14,7 +14,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingLog, PendingRecord
 from assay.reference_broker.queues.messages.lanes import LaneScheduler, scheduler_of
 from assay.reference_broker.queues.partitions.partition import QueuePartition
-from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +45,10 @@ class GroupState(SyncPoint, ABC):
     """
 
     owner: Trimmer
+    tracer: Tracer | None
+    """Takes every step of every message."""
+    has_trace: bool
+    """Somebody is told what becomes of messages, of some at least."""
 
     def __init__(
         self,

@@ -97,7 +97,8 @@ class Membership:
             # It may have been taken back since.
             if entry is not None and entry.consumer is consumer:
                 group.counts.acked += 1
-                group.trace(TraceKind.ACKED, entry, "automatic commit")
+                if group.has_trace and (group.tracer is not None or offset in (entry.place.partition.traced or ())):
+                    group.trace(TraceKind.ACKED, entry, "automatic commit")
                 group.remove(entry, None)
 
     # -- time ----------------------------------------------------------------------------------------------------
