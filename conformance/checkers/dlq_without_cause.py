@@ -8,7 +8,8 @@ For every delivery d from ``$dlq/Q`` of a value v that has a send s, over all gr
                 that fit into the time from s to d (:func:`assay.conformance.checkers.excuses.timeouts_within`):
                 deliveries may have timed out before their consumer saw them
     unseen    = a fault of a CUTTING or DELAYING kind overlaps (s.inv_idx, d.idx), or a session of any process ended in
-                it: deliveries that no client saw may have used up the retries
+                it, or a process that has sessions began in it (until its client was back the broker may have believed
+                in a connection that had ended): deliveries that no client saw may have used up the retries
     expired   = d.reason begins with "expired" (time to live and total timeout are not part of the contract)
     A12 = {d : not rejected, not exhausted, not unseen, not expired}
 
@@ -80,4 +81,7 @@ def _hidden(tables: Tables, event: HistoryEvent) -> bool:
         return True
     if active(tables, CUTTING | DELAYING, send.inv_idx, event.index):
         return True
-    return any(send.inv_idx < idx < event.index for ends in tables.session_ends.values() for idx, _ in ends)
+    return any(
+        send.inv_idx < tables.started[process] < event.index or any(send.inv_idx < idx < event.index for idx, _ in ends)
+        for process, ends in tables.session_ends.items()
+    )

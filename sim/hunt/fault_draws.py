@@ -63,7 +63,11 @@ _IN_A_CALL: Final[dict[str, Draw]] = {
     "files": Unless("call", DiskCall.ANY_TIME, _FILES, FileKind.ALL),
 }
 _DIRECTION: Final = Among((Direction.BOTH, Direction.BOTH, Direction.TO_BROKER, Direction.TO_CLIENTS))
-_SOME: Final[dict[str, Draw]] = {"files": _FILES, "nth": Whole(1, 60), "times": Whole(1, 30)}
+_SOME: Final[dict[str, Draw]] = {
+    "files": _FILES,
+    "nth": Whole(1, 20),  # in a small scenario a window of half a second has seven writes, and hardly a read
+    "times": Among((1, 1, 1, 2, 5, 30, 1_000)),  # once and never again, or whatever is tried
+}
 _TORN: Final[dict[str, Draw]] = {
     "files": Among((FileKind.ALL, FileKind.SEGMENTS, FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS)),
     "nth": Whole(1, 60),
@@ -107,7 +111,9 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.WRITE_ERROR: FaultDraw(
         for_s=Spread(0.02, 2.0), parameters=_SOME, weight=_ERRING, shown_by=FaultKind.CRASH
     ),
-    FaultKind.READ_ERROR: FaultDraw(for_s=Spread(0.02, 2.0), parameters=_SOME, weight=_ERRING, needs_restart=True),
+    FaultKind.READ_ERROR: FaultDraw(
+        for_s=Spread(0.02, 2.0), parameters=_SOME, weight=_ERRING, needs_restart=True, shown_by=FaultKind.CRASH
+    ),
     FaultKind.SYNC_ERROR: FaultDraw(
         for_s=Spread(0.02, 2.0),
         parameters=_SOME,

@@ -201,9 +201,17 @@ OPTION_DRAWS: Final[dict[str, OptionDraw]] = {
                 Settlement(ack=0.8, reject=0.2),
                 Settlement(ack=0.9, ignore=0.1),
                 Settlement(ack=0.5, nack=0.3, reject=0.1, ignore=0.1),
+                Settlement(ack=0.3, nack=0.2, reject=0.5),
             )
         ),
         apply=workload_option("settlement"),
+        chance=0.5,
+        of=(QueueWorkload, AmqpWorkload),
+    ),
+    "consumers_come_and_go": OptionDraw(
+        values=Among((None, Absences(stay_s=(0.05, 0.4), away_s=(0.02, 0.3)), Absences(away_s=(0.3, 1.5)))),
+        apply=workload_option("absences"),
+        of=(QueueWorkload, AmqpWorkload),
     ),
     "reconnect": OptionDraw(values=Spread(0.005, 0.5), apply=workload_option("reconnect_after_s"), of=_ANY),
     "keep_alive": OptionDraw(values=Among((1, 2, 4)), apply=workload_option("keep_alive_s"), of=_ANY),

@@ -19,13 +19,15 @@ from typing import Final
 
 import msgspec
 
-from assay.faults.fault_kinds import names_a_client, why_only_simulated
+from assay.conformance.checkers.tables import DLQ_PREFIX
+from assay.faults.fault_kinds import FORMS, names_a_client, why_only_simulated
 from assay.faults.scenario import Fault, FaultKind, Scenario, ScenarioWorld
 from assay.faults.workload import client_names
+from assay.reference_broker.trace.fault_classes import CRASHING
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from assay.sim.hunt.fault_draws import CLIENT, FAULT_DRAWS, NODE, FaultDraw
 from assay.sim.hunt.option_draws import draw_options, with_options
-from assay.sim.hunt.ranges import Spread
+from assay.sim.hunt.ranges import Spread, Whole
 from assay.sim.hunt.workload_kinds import lasts_s
 from assay.sim.kernel import substream
 
@@ -52,16 +54,20 @@ _BACKLOG: Final = 0.3
 """Chance that messages pile up before the broker ends: of those that everybody had settled none can be missed."""
 _REVEALED: Final = 0.4
 """Chance that the broker, or its machine, ends while its disk does something wrong, or right after."""
-_ILL: Final = 0.15
-"""Chance that the disk refuses calls of the start that follows."""
+_ILL: Final = 0.3
+"""Chance that the disk refuses calls of the start that follows, or what the broker asks of it first when it is up: what
+it has in memory later it reads then."""
 _ILL_KINDS: Final = (FaultKind.WRITE_ERROR, FaultKind.READ_ERROR, FaultKind.SYNC_ERROR, FaultKind.DISK_FULL)
-_BEFORE_START_S: Final = Spread(0.0001, 0.01)
+_NEAR_START_S: Final = Spread(0.0001, 0.02)
 _BACKLOG_S: Final = Spread(0.03, 0.6)
 _VARIED: Final = 0.5
 """Chance to aim at the run that reached the most that its family had not, where that is not the first."""
 _SOON_S: Final = Spread(0.0002, 0.2)
 _AIM_S: Final = Spread(0.00001, 0.05)
 """How far a fault may lie from what it aims at."""
+_NEXT: Final = 0.7
+"""Chance that one that waits for a call of the disk takes one of the next few."""
+_FEW: Final = Whole(1, 4)
 _HEAL_S: Final = 2.0
 """Beyond the time of the workload, the latest end of a fault."""
 _TRIES: Final = 6
@@ -85,13 +91,18 @@ class Moment(StrEnum):
     PUBLISH = "publish"
     CONFIRM = "confirm"
     DELIVERY = "delivery"
+    REDELIVERY = "redelivery"
     DEAD_LETTER = "dead letter"
     SETTLEMENT = "settlement"
     SETTLED = "settled"
+    REFUSAL = "refusal"
+    """A consumer returns or rejects a message."""
     SESSION = "session"
     """A client connected, subscribed or lost its session."""
     FAULT = "fault"
     """Another fault began or ended."""
+    START = "start"
+    """The broker was started again."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,13 +129,18 @@ def moment_of(event: HistoryEvent) -> Moment | None:
         case OpKind.PUBLISH:
             return Moment.PUBLISH if event.type is OpType.INVOKE else Moment.CONFIRM
         case OpKind.DELIVER:
-            return Moment.DEAD_LETTER if event.queue.startswith("$dlq/") else Moment.DELIVERY
+            if event.queue.startswith(DLQ_PREFIX):
+                return Moment.DEAD_LETTER
+            return Moment.REDELIVERY if event.redelivered else Moment.DELIVERY
+        case OpKind.NACK | OpKind.REJECT if event.type is OpType.INVOKE:
+            return Moment.REFUSAL
         case OpKind.ACK | OpKind.NACK | OpKind.REJECT:
             return Moment.SETTLEMENT if event.type is OpType.INVOKE else Moment.SETTLED
         case OpKind.CONNECT | OpKind.SUBSCRIBE | OpKind.SESSION_END:
             return Moment.SESSION
         case OpKind.FAULT:
-            return Moment.FAULT
+            is_start = event.type is OpType.OK and event.detail.split(maxsplit=1)[0] in CRASHING
+            return Moment.START if is_start else Moment.FAULT
         case _:
             return None
 
@@ -198,7 +214,7 @@ def aimed(blind: Schedule, number: int, events: Sequence[HistoryEvent]) -> Sched
             continue
         if rng.random() < 0.5:  # what came later may hide what this one does
             faults = [fault for fault in faults if fault.at_s < at_s]
-        fault = _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S)
+        fault = _next(rng, _fault(rng, kind, max(0.0, at_s), scenario, span_s + _HEAL_S))
         if _fits(fault, faults, FAULT_DRAWS[kind]):
             faults.append(fault)
             faults += _companions(rng, fault, faults, scenario, span_s + _HEAL_S)
@@ -323,10 +339,17 @@ def _backlog(rng: random.Random, since_s: float, end: Fault, others: list[Fault]
 
 
 def _ill_start(rng: random.Random, end: Fault, others: list[Fault], scenario: Scenario, healed_s: float) -> list[Fault]:
-    """Perhaps a fault of the disk that the next start of the broker runs into."""
-    wanted, kind, before_s = rng.random() < _ILL, rng.choice(_ILL_KINDS), _BEFORE_START_S.draw(rng, {})
-    ill = _fault(rng, kind, max(0.0, end.at_s + end.for_s - before_s), scenario, healed_s)
+    """Perhaps a fault of the disk that the next start of the broker runs into, or that comes just after it."""
+    wanted, kind, near_s = rng.random() < _ILL, rng.choice(_ILL_KINDS), _NEAR_START_S.draw(rng, {})
+    at_s = end.at_s + end.for_s + rng.choice((-1, 1)) * near_s
+    ill = _next(rng, _fault(rng, kind, max(0.0, at_s), scenario, healed_s))
     return [ill] if wanted and _fits(ill, others, FAULT_DRAWS[kind]) else []
+
+
+def _next(rng: random.Random, fault: Fault) -> Fault:
+    """A fault that is meant for a moment mostly takes one of the next calls of the disk."""
+    soon, nth = rng.random() < _NEXT, _FEW.draw(rng, {})
+    return replace(fault, nth=nth) if soon and "nth" in FORMS[fault.kind].takes and fault.nth > nth else fault
 
 
 def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:

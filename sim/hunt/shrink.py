@@ -133,7 +133,7 @@ class _Shrinker:
             by_moment: dict[Moment, list[float]] = {}
             for event in events:
                 moment = moment_of(event)
-                if moment not in (None, Moment.SESSION, Moment.FAULT):
+                if moment not in (None, Moment.SESSION, Moment.FAULT, Moment.START):
                     by_moment.setdefault(moment, []).append(event.time_ns / 1e9)
             for times_s in by_moment.values():
                 for at_s in dict.fromkeys((times_s[-1], times_s[len(times_s) // 2], times_s[0])):

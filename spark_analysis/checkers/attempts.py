@@ -27,7 +27,8 @@ disturbed AS (  -- deliveries that no client saw may have used up the attempts
     WHERE (f.cuts OR f.delays) AND f.from_idx < s.idx AND f.to_idx > s.inv_idx
     UNION ALL
     SELECT s.run_id, s.idx FROM suspects s JOIN {session_ends} e ON e.run_id = s.run_id
-    WHERE e.idx > s.inv_idx AND e.idx < s.idx
+    LEFT JOIN {started} b ON b.run_id = e.run_id AND b.process = e.process
+    WHERE e.idx > s.inv_idx AND e.idx < s.idx OR b.since > s.inv_idx AND b.since < s.idx
 )
 SELECT run_id, 'dlq_without_cause' AS checker, 'A12' AS anomaly, 'safety' AS severity, queue,
        min_by(consumer_group, idx) AS consumer_group, value, min(idx) AS idx,
