@@ -2,7 +2,8 @@
 
 What a broker remembers, does in one go or writes before it tidies up is its own affair; so is when it starts a sync and
 whom of those that are ready it serves first. Bugs hide where that is hardly ever otherwise. A scenario with
-``buggify`` has each size changed with a chance of a quarter, somewhere between the smallest and the usual one, and
+``buggify`` has each size changed with a chance of a quarter, somewhere between the smallest and the usual one (each
+order of magnitude as likely: what is measured in megabytes is never small for a short run otherwise), and
 each of :class:`Whims` enabled with that chance; an enabled one strikes with that chance each time.
 
 Nothing of it is in the broker: constants are patched for the run, and orders are changed by who drives it.
@@ -33,10 +34,10 @@ def other_sizes(seed: int) -> Iterator[None]:
         patch = Patch(stack)
         for place, constants in TINY.items():
             for name, least in constants.items():
-                drawn, share = rng.random(), rng.random() ** 3
+                drawn, share = rng.random(), rng.random()
                 if drawn < ENABLED:
-                    usual = usual_size(place, name)
-                    resize(patch, place, name, least + int((usual - least) * share))
+                    more = usual_size(place, name) - least
+                    resize(patch, place, name, least + int((more + 1) ** share) - 1)
         yield
 
 

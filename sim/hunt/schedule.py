@@ -35,7 +35,7 @@ FAMILY: Final = 8
 """Schedules in one world: a blind one, and those that aim at what happened in its run."""
 TINY_INSIDES: Final = "any-tiny-insides"
 """The legal variation whose caches, turns and files are small."""
-_TINY_CHANCE: Final = 0.15
+_TINY_CHANCE: Final = 0.25
 _EVERY_KIND: Final = 0.1
 """Chance that no kind is left out."""
 _ENABLED: Final = 0.4

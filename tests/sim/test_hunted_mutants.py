@@ -1,7 +1,6 @@
 """Bugs of disks, of bad moments and of clocks are caught within few seeds, and their near misses are not accused.
 
-The schedules are made by hand, as small as they can be; the hunt draws such ones (docs/scenarios.md says how many it
-takes).
+The schedules are made by hand, as small as they can be; the hunt draws such ones (docs/hunt.md says how many it takes).
 """
 
 from __future__ import annotations

@@ -394,6 +394,23 @@ class TestDeadLetters:
         history.dead_letter(history.send(0), reason="expired")
         assert history.found() == []
 
+    @pytest.mark.parametrize(("back_first", "found"), [(False, []), (True, [("A12", "p-0")])])
+    def test_a_broker_may_believe_in_a_connection_until_its_client_is_back(
+        self, back_first: bool, found: list[tuple[str, str]]
+    ) -> None:
+        """Swarm seed 114 of the small scenario: deliveries to connections that clients had given up."""
+        history = History()
+        history.add("c.0", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        history.end_session("c.0")
+        if back_first:
+            history.add("c.1", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        value = history.send(0)
+        if not back_first:
+            history.add("c.1", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        history.dead_letter(value, reason="max retries exceeded")
+        history.end_session("c.1")
+        assert history.found() == found
+
     def test_unseen_deliveries_may_have_used_up_the_retries(self) -> None:
         history, value = self.exhausted(1)
         history.end_session()

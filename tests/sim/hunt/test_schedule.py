@@ -21,11 +21,11 @@ from assay.faults.scenario import (
 )
 from assay.faults.workload import client_names
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.trace.schema import AckedMeans, OrderGuarantee
+from assay.reference_broker.trace.schema import AckedMeans, HistoryEvent, OrderGuarantee
 from assay.sim.hunt.explore import run_schedule
 from assay.sim.hunt.fault_draws import FAULT_DRAWS
 from assay.sim.hunt.option_draws import OPTION_DRAWS, with_options
-from assay.sim.hunt.schedule import FAMILY, Schedule, aimed, drawn_blindly
+from assay.sim.hunt.schedule import FAMILY, Moment, Schedule, aimed, drawn_blindly, moment_of
 from assay.sim.hunt.workload_kinds import lasts_s
 
 FAMILIES = range(1, 200 * FAMILY, FAMILY)
@@ -196,3 +196,38 @@ def test_the_contract_follows_from_what_is_drawn(durability: str, means: AckedMe
     assert changed.contract.order is OrderGuarantee.NONE
     assert changed.quiet_s > changed.contract.delivery_timeout_s
     assert with_options(scenario, {}).contract == scenario.contract
+
+
+@pytest.mark.parametrize(
+    ("fields", "moment"),
+    [
+        ({"f": "deliver", "type": "ok", "queue": "q"}, Moment.DELIVERY),
+        ({"f": "deliver", "type": "ok", "queue": "q", "redelivered": True}, Moment.REDELIVERY),
+        ({"f": "deliver", "type": "ok", "queue": "$dlq/q", "redelivered": True}, Moment.DEAD_LETTER),
+        ({"f": "ack", "type": "invoke"}, Moment.SETTLEMENT),
+        ({"f": "nack", "type": "invoke"}, Moment.REFUSAL),
+        ({"f": "reject", "type": "invoke"}, Moment.REFUSAL),
+        ({"f": "reject", "type": "ok"}, Moment.SETTLED),
+        ({"f": "fault", "type": "invoke", "detail": "crash broker"}, Moment.FAULT),
+        ({"f": "fault", "type": "ok", "detail": "crash broker"}, Moment.START),
+        ({"f": "fault", "type": "ok", "detail": "pause broker"}, Moment.FAULT),
+        ({"f": "drain", "type": "ok"}, None),
+    ],
+)
+def test_what_is_rare_is_a_moment_of_its_own(fields: dict[str, object], moment: Moment | None) -> None:
+    """Moments are drawn alike, however often each comes."""
+    event = msgspec.convert({"index": 0, "time_ns": 0, "process": "c0", **fields}, HistoryEvent)
+    assert moment_of(event) is moment
+
+
+def test_errors_come_soon_after_starts_and_take_one_of_the_first_calls(schedules: list[Schedule]) -> None:
+    """What a broker has in memory otherwise it reads then: these reads are the only ones there are."""
+    ends = FAULT_DRAWS[FaultKind.CRASH].apart_from
+    soon = [
+        error
+        for schedule in schedules
+        for error in schedule.scenario.faults
+        if error.kind is FaultKind.READ_ERROR and error.nth <= 4
+        if any(end.kind in ends and 0 < error.at_s - end.at_s - end.for_s < 0.02 for end in schedule.scenario.faults)
+    ]
+    assert len(soon) > 0.01 * len(schedules)
