@@ -157,7 +157,9 @@ def test_what_aims_hits(schedules: list[Schedule]) -> None:
         assert later[: len(before)] == before
         assert any(abs(event.time_ns / 1e9 - first_s) <= 0.0501 for event in events)
         hit += 1
-    assert hit >= 3
+        if hit == 3:
+            return
+    pytest.fail(f"only {hit} of a family aimed")
 
 
 def test_a_revoked_partition_waits_no_longer_than_the_contract_says() -> None:
