@@ -1,0 +1,196 @@
+"""Two features at once: bindings that go beside others, letters that die again, what a transaction sends to several."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from assay.conformance.amqp091.client import Channel
+from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.wire.amqp091 import Arrival
+
+_E2E = ("exchange_exchange_bindings",)
+
+
+async def _bodies(channel: Channel, queue: str, count: int) -> list[bytes]:
+    """So many messages that must be in a queue."""
+    return [(await channel.get_soon(queue)).body for _ in range(count)]
+
+
+@amqp_case(
+    "exchange/unbinding-spares-the-others",
+    mutant="amqp-unbinding-takes-the-key-along",
+    clauses=(
+        "queue.bind.routing-key.direct-exchange-key-matching",
+        "sec.3.1.3.2.fanout",
+        "sec.3.1.3.3.topic-match",
+    ),
+)
+async def unbinding(ctx: AmqpContext) -> None:
+    """One binding goes; others with its key, and others of its queue, stay.
+
+    For direct, fanout and topic exchanges: two queues bound by one key, one of them by another key as well. Its first
+    binding goes; a message of the first key comes to the other queue (by a fanout exchange to both), one of the second
+    key to the queue.
+    """
+    channel = await ctx.channel()
+    for type_ in ("direct", "fanout", "topic"):
+        exchange = await channel.exchange(type_)
+        first, second = await channel.queue(), await channel.queue()
+        for queue, key in ((first, "a.b"), (second, "a.b"), (first, "a.c")):
+            await channel.bind(queue, exchange, key)
+        await channel.call("queue.unbind", queue=first, exchange=exchange, routing_key="a.b")
+        channel.publish(exchange, "a.b", b"of both")
+        channel.publish(exchange, "a.c", b"of one")
+        both = type_ == "fanout"
+        seen = await _bodies(channel, second, 1 + both), await _bodies(channel, first, 1 + both)
+        wanted = [b"of both"] + [b"of one"] * both, [b"of both"] * both + [b"of one"]
+        ctx.must(seen == wanted, f"{type_}: expected what the bindings that are left lead to; seen {seen}")
+        ctx.must(await channel.count(first) == 0, f"{type_}: expected no more in the first queue; seen messages")
+
+
+@amqp_case(
+    "exchange/changes-behind-bindings-count",
+    mutant="amqp-unbound-is-remembered",
+    clauses=("rmq.exchange.bind",),
+    requires=_E2E,
+)
+async def behind(ctx: AmqpContext) -> None:
+    """What is bound and unbound behind another exchange counts at once for messages to the first.
+
+    Three exchanges in a row, which have been used; a second queue is bound to the last one, and then the first queue
+    is unbound from it.
+    """
+    channel = await ctx.channel()
+    row = [await channel.exchange("direct") for _ in range(3)]
+    for source, destination in pairwise(row):
+        await channel.call("exchange.bind", source=source, destination=destination, routing_key="k")
+    first, second = await channel.queue(), await channel.queue()
+    await channel.bind(first, row[2], "k")
+    channel.publish(row[0], "k", b"1")
+    await channel.barrier()
+    await channel.bind(second, row[2], "k")
+    channel.publish(row[0], "k", b"2")
+    await channel.barrier()
+    await channel.call("queue.unbind", queue=first, exchange=row[2], routing_key="k")
+    channel.publish(row[0], "k", b"3")
+    seen = await _bodies(channel, second, 2), await _bodies(channel, first, 2)
+    ctx.must(seen == ([b"2", b"3"], [b"1", b"2"]), f"expected 2 and 3 in the second, 1 and 2 in the first; seen {seen}")
+    ctx.must(await channel.count(first) == 0, "expected no more in the queue that was unbound; seen messages")
+
+
+@amqp_case(
+    "exchange/alternates-behind-bindings",
+    mutant="amqp-alternate-of-the-first-alone",
+    clauses=("rmq.alternate-exchange",),
+    requires=_E2E,
+)
+async def alternates(ctx: AmqpContext) -> None:
+    """An alternate exchange counts behind a binding, too, and from when it is declared.
+
+    A fanout exchange passes all to a direct one, whose alternate is declared after a first message has led nowhere.
+    """
+    channel = await ctx.channel()
+    first, name, other = await channel.exchange("fanout"), ctx.exchange_name(), ctx.exchange_name()
+    arguments = {"alternate-exchange": other}
+    outcome = await channel.outcome("exchange.declare", exchange=name, type_="direct", arguments=arguments)
+    if outcome != "ok":
+        ctx.unsupported(f"the argument alternate-exchange is answered by {outcome}")
+    await channel.call("exchange.bind", source=first, destination=name)
+    channel.publish(first, "k", b"nowhere")
+    await channel.barrier()
+    await channel.call("exchange.declare", exchange=other, type_="fanout")
+    queue = await channel.queue()
+    await channel.bind(queue, other)
+    channel.publish(first, "k", b"alternate")
+    seen = await _bodies(channel, queue, 1)
+    ctx.must(seen == [b"alternate"], f"expected what led nowhere else; seen {seen}")
+
+
+@amqp_case(
+    "tx/commit-reaches-every-queue",
+    mutant="amqp-commit-of-one-publish-reaches-one-queue",
+    clauses=("rmq.tx.semantics",),
+)
+async def every_queue(ctx: AmqpContext) -> None:
+    """A single publish of a transaction comes to all the queues that its exchange leads to.
+
+    Two queues, bound to a fanout exchange.
+    """
+    channel = await ctx.channel()
+    outcome = await channel.outcome("tx.select")
+    if outcome != "ok":
+        ctx.unsupported(f"tx.select is answered by {outcome}")
+    exchange = await channel.exchange("fanout")
+    queues = [await channel.queue(), await channel.queue()]
+    for queue in queues:
+        await channel.bind(queue, exchange)
+    channel.publish(exchange, "", b"to both")
+    await channel.call("tx.commit")
+    other = await channel.connection.channel()
+    seen = [await _bodies(other, queue, 1) for queue in queues]
+    ctx.must(seen == [[b"to both"]] * 2, f"expected the message in both queues; seen {seen}")
+
+
+def _deaths(event: Arrival) -> list[tuple[Any, ...]]:
+    entries = event.headers.get("x-death")
+    names = ("queue", "reason", "count")
+    return [tuple(each.get(name) for name in names) for each in entries] if isinstance(entries, list) else []
+
+
+@amqp_case(
+    "extensions/each-reason-is-a-death-of-its-own",
+    mutant="amqp-deaths-count-by-queue",
+    clauses=("rmq.dlx.reasons",),
+)
+async def reasons(ctx: AmqpContext) -> None:
+    """x-death has one entry for each queue and reason, the latest death first (RabbitMQ orders the others its own way).
+
+    Two queues are each other's dead letters, the first with room for one message. A message is rejected in the first
+    and in the second, and then makes room in the first for another one.
+    """
+    channel = await ctx.channel()
+    await ctx.needs_argument("x-dead-letter-exchange", 5)
+    await ctx.needs_argument("x-max-length", -1)
+    first, second = ctx.queue_name(), ctx.queue_name()
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": second, "x-max-length": 1}
+    await channel.queue(first, arguments=letters)
+    await channel.queue(second, arguments=letters | {"x-dead-letter-routing-key": first, "x-max-length": 9})
+    channel.publish("", first, b"message")
+    for queue in (first, second):
+        event = await channel.get_soon(queue, no_ack=False)
+        channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
+    await channel.count_becomes(first, 1)
+    channel.publish("", first, b"newer")
+    event = await channel.get_soon(second)
+    wanted = [(first, "maxlen", 1), (second, "rejected", 1), (first, "rejected", 1)]
+    seen = _deaths(event)
+    is_right = seen[:1] == wanted[:1] and sorted(seen[1:]) == sorted(wanted[1:])
+    ctx.must(is_right, f"expected the deaths {wanted}, those behind the first in any order; seen {seen}")
+
+
+@amqp_case(
+    "extensions/letters-with-a-key-of-their-own-go-nowhere-else",
+    mutant="amqp-letters-keep-their-copies",
+    clauses=("rmq.sender-selected", "rmq.dlx.reasons"),
+)
+async def copies(ctx: AmqpContext) -> None:
+    """A dead letter with a routing key of its queue goes by that alone, whatever CC said of the message.
+
+    A message with a CC to a second queue is rejected in the first. Its letter does not come to the second one.
+    """
+    channel = await ctx.channel()
+    await ctx.needs_argument("x-dead-letter-exchange", 5)
+    letters, copied = await channel.queue(), await channel.queue()
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
+    queue = await ctx.queue_with(channel, arguments)
+    channel.publish("", queue, b"message", properties={"headers": {"CC": [copied]}})
+    event = await channel.get_soon(queue, no_ack=False)
+    await channel.barrier()
+    if not await channel.count(copied):
+        ctx.unsupported("the header CC leads nowhere")
+    await channel.get_soon(copied)
+    channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
+    await channel.get_soon(letters)
+    await channel.barrier()
+    ctx.must(await channel.count(copied) == 0, "expected no letter where CC had led; seen one")

@@ -1,0 +1,60 @@
+"""Bugs of the broker's AMQP 0.9.1 where two features meet, each a few words of one function, for cases to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.amqp091 import Row, register_rewrites
+from assay.reference_broker.amqp091 import dead_letters
+from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
+from assay.reference_broker.amqp091.topology import routes
+from assay.reference_broker.amqp091.topology.virtual_host import Removed, VirtualHost
+from assay.reference_broker.amqp091.transactions import Commit
+
+_ROWS: dict[str, Row] = {
+    "amqp-alternate-of-the-first-alone": (
+        "behind a binding an alternate exchange counts for nothing",
+        routes,
+        "find_route",
+        "if not found and exchange.alternate is not None:",
+        "if not found and exchange.alternate is not None and exchange is entry:",
+    ),
+    "amqp-commit-of-one-publish-reaches-one-queue": (
+        "a transaction with a single publish brings that to one queue, however many it leads to",
+        Commit,
+        "begin",
+        "elif self._transaction.count == 1:",
+        "elif len(routed) + len(settlements) == 1:",
+    ),
+    "amqp-deaths-count-by-queue": (
+        "x-death has one entry for a queue, with its latest reason",
+        dead_letters,
+        "with_death",
+        """if d["queue"].value == queue and d["reason"].value == reason)""",
+        """if d["queue"].value == queue)""",
+    ),
+    "amqp-letters-keep-their-copies": (
+        "a dead letter goes to where CC led, too, although its queue names a routing key for it",
+        DeadLetterExchange,
+        "enqueue_dead_letter",
+        'headers = tuple([field for field in headers if field[0] != "CC"])',
+        "pass",
+    ),
+}
+register_rewrites(_ROWS)
+
+
+@mutant("amqp-unbinding-takes-the-key-along", "with one binding of a queue those of other queues by its key go")
+def unbinding_takes_the_key_along(patch: Patch) -> None:
+    def make(original: Callable[..., Removed]) -> Callable[..., Removed]:
+        def unbind(self: VirtualHost, queue: str, exchange: str, routing_key: str, *rest: Any, **more: Any) -> Removed:
+            removed, source = original(self, queue, exchange, routing_key, *rest, **more), self.exchanges[exchange]
+            for each in [each for each in source.bindings.values() if each.routing_key == routing_key]:
+                self.unlink(each, source)
+            return removed
+
+        return unbind
+
+    patch.wrap(VirtualHost, "unbind_queue", make)
