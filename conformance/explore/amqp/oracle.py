@@ -206,7 +206,8 @@ class Oracle:
             for copy in publication.copies if accepted else ():
                 if copy.may_be_refused:
                     copy.likely = True
-                    self._alive(copy)
+                    if not self.may_be_over(copy):
+                        self._alive(copy)
             self._settle_copies(publication, is_there=True)
             for copy in publication.copies:
                 copy.durable = copy.is_there = accepted and copy.likely

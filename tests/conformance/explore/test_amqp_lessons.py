@@ -498,6 +498,20 @@ def test_what_expires_at_once_goes_to_who_waits_however_long_the_disk_takes() ->
             bench.deliver(late, each)
 
 
+def test_what_is_over_before_its_confirm_comes_is_a_letter_although_a_full_queue_took_it() -> None:
+    """Seed 20261132: the confirm came half a second late, and its letter was called one that nobody sent."""
+    bench = Bench(QueuePlan(ttl_s=0, max_length=1, overflow="reject-publish", letters=-1, letter_queue=1), QueuePlan())
+    link = bench.link("confirm")
+    bench.publish(link)
+    bench.publish(link)
+    bench.oracle.now += 2 * MARGIN_S
+    bench.oracle.expire()
+    assert bench.ready(1) == (0, 2)
+    for number in (1, 2):
+        bench.oracle.confirmed(link, number, multiple=False, accepted=True)
+    assert bench.ready(1) == (2, 2)
+
+
 def test_what_expires_at_once_may_go_to_who_waits_and_is_a_letter_else() -> None:
     bench = Bench(QueuePlan(ttl_s=0, letters=-1, letter_queue=1), QueuePlan())
     link, reader = bench.link("confirm"), bench.link()
