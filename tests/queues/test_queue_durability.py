@@ -492,6 +492,8 @@ def test_damage_is_skipped_counted_and_traced(bench_with: BenchWith) -> None:
     bench.turn()
     assert consumer.values == ["a", "c"]
     assert bench.engine.stats("q").groups[0].unreadable == 1
+    told = [fields for kind, fields in bench.trace if kind is TraceKind.DISCARDED]
+    assert [(each["offset"], each["detail"]) for each in told] == [(1, "unreadable: 1 messages")]
     for delivery in consumer.got:
         consumer.ack(delivery)
     bench.turn()
