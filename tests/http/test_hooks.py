@@ -156,8 +156,16 @@ def test_one_who_answers_late_stops_nobody_else() -> None:
         assert done == ["slow"]
 
 
-@pytest.mark.parametrize("fail", HookFailure)
-@pytest.mark.parametrize("trouble", ["down", "wrong", "late", "private"])
+@pytest.mark.parametrize(
+    ("trouble", "fail"),
+    [
+        ("down", HookFailure.ALLOW),
+        ("down", HookFailure.DENY),
+        ("wrong", HookFailure.DENY),
+        ("late", HookFailure.ALLOW),
+        ("private", HookFailure.DENY),
+    ],
+)
 def test_one_who_does_not_answer(trouble: str, fail: HookFailure) -> None:
     release = threading.Event()
 
