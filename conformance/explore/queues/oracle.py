@@ -364,6 +364,9 @@ class Oracle(Limits, Settlements):
         certain: list[tuple[Message, list[Copy], Message]] = []
         self.serial += 1
         for letter in [letter for letter in letters.messages if not letter.ended]:
+            source = letter.source
+            if source is not None and not (source.crashed or source.may(Kind.DEAD) or source.may(Kind.GONE)):
+                continue  # it was none after all: its message was given to somebody again
             copies = [group.copies[letter] for group in letters.groups.values()]
             is_settled = bool(copies) and all(copy.must(Kind.GONE) for copy in copies)
             if is_settled or any(copy.must(Kind.FLIGHT) for copy in copies):
@@ -653,15 +656,17 @@ class Oracle(Limits, Settlements):
         )
 
 
-def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, bool, bool]:
-    """Of several dead letters of one message: its count does not fit; nor does its reason; it need not be there."""
+def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, ...]:
+    """Of several dead letters of one message: its count does not fit, its reason, its place; it need not be there."""
     source = letter.source
     if source is None:
-        return False, False, False
+        return False, False, False, False
     counts = letter.counts_before | {spot.deliveries for spot in source.spots if spot.kind is Kind.DEAD}
     is_of_another_reason = bool(source.reason) and told.get("_dlq_reason") != source.reason
     is_of_another_count = told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}
-    return is_of_another_count, is_of_another_reason, not letter.is_there
+    place = source.message.place
+    is_of_another_place = place is not None and told.get("_dlq_original_offset") != str(place[1])
+    return is_of_another_count, is_of_another_reason, is_of_another_place, not letter.is_there
 
 
 def _is_looser(one: QueuePlan, other: QueuePlan) -> bool:

@@ -679,6 +679,51 @@ def test_what_was_sent_back_comes_anew_and_is_no_dead_letter_any_more() -> None:
     bench.gives(member, due.message, 1)
 
 
+def test_of_two_letters_of_a_message_one_is_meant_by_its_place() -> None:
+    """Nobody heard whether it was sent back; it was, and rejected once more."""
+    bench = Bench()
+    member = bench.join()
+    letter = rejected(bench, member, 0)
+    bench.oracle.replay(bench.letters)(None)
+    (again,) = [message for message in bench.queue.messages if message.is_replayed]
+    bench.gives(member, again, 8)
+    bench.ask(member, again, verb="reject")(True)
+    reader = bench.join("reader", "letters", bench.letters)
+    history = {
+        "_dlq_original_queue": "q",
+        "_dlq_original_topic": "$queue/q",
+        "_dlq_group": "g",
+        "_dlq_original_partition": "0",
+        "_dlq_delivery_count": "1",
+        "_dlq_consumer": "c",
+    }
+    bench.gives(reader, letter, 1, **history, _dlq_original_offset="8")
+    with pytest.raises(ViolationError):
+        bench.gives(reader, letter, 2, **history, _dlq_original_offset="9")
+
+
+def test_what_was_given_again_was_no_dead_letter_and_is_not_sent_back() -> None:
+    """It might have died as its consumer left; a replay before its death was taken for one of it, which never came."""
+    bench = Bench(total_timeout_s=50)
+    first, second = bench.join("first"), bench.join("second")
+    message = bench.publish(delay_s=100_000)
+    bench.moves(300_000.0)
+    bench.gives(first, message, 0)
+    bench.oracle.leave(first)
+    letter = bench.copy(message).letter
+    assert letter is not None
+    bench.gives(second, message, 0, count=2)
+    bench.oracle.replay(bench.letters)(True)
+    assert not any(message.is_replayed for message in bench.queue.messages)
+    bench.ask(second, message, verb="reject")(True)
+    bench.oracle.replay(bench.letters)(True)
+    (again,) = [message for message in bench.queue.messages if message.is_replayed]
+    assert again.sure
+    assert bench.oracle.due(hard=True) is bench.copy(again), "it must come"
+    bench.gives(second, again, 1)
+    assert bench.oracle.due(hard=True) is None
+
+
 def test_what_a_consumer_of_dead_letters_holds_stays_with_it() -> None:
     bench = Bench()
     member = bench.join()
