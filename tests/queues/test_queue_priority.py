@@ -12,6 +12,7 @@ import pytest
 from assay.reference_broker.config import ConfigError, parse_config
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.queues.messages.lanes import (
     LANES,
     NO_OFFSET,
@@ -21,11 +22,13 @@ from assay.reference_broker.queues.messages.lanes import (
     lane_of_level,
     place_number,
 )
+from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.routing.message import Message, MessageProperties, changed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.turn_steps import Steps
 
-from .conftest import QueueBench
+from .conftest import Outcome, QueueBench
 
 Benches = Callable[..., QueueBench]
 WEIGHTS = (50, 25, 15, 7, 3)
@@ -403,3 +406,27 @@ def test_a_partition_that_moves_waits_for_what_is_held_in_every_lane(bench_with:
 def test_limits_that_make_no_sense_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         parse_config({"queues": {"defaults": fields}})
+
+
+def test_what_is_remembered_of_a_batch_follows_a_priority_that_is_switched(bench_with: Benches) -> None:
+    """The lane of messages of one origin was remembered, and held on after the queue's priorities were switched off."""
+    bench = bench_with(priority={"enabled": True, "levels": 10})
+    bench.publish("first")
+    like = Message(topic="$queue/q", payload=b"", properties=MessageProperties(priority=9))
+    origin = Origin(topic="$queue/q", publisher="", routing_key="", like=like)
+
+    def put(*values: str) -> None:
+        payloads = [value.encode() for value in values]
+        messages = [changed(like, payload=payload) for payload in payloads]
+        batch = MessageBatch(messages, payloads, None, [origin] * len(payloads))
+        assert bench.engine.publish_batch(QueueAddress(queue="q"), batch, bench.now, lambda _at: Outcome())
+        bench.turn()
+
+    put("urgent")
+    bench.engine.update_queue("q", {"priority": {"enabled": False, "levels": 10}}, bench.now)
+    bench.turn()
+    put("plain")
+    consumer = bench.consumer()
+    bench.turn()
+    lanes = {delivery.message.payload.decode(): delivery.lane for delivery in consumer.got}
+    assert lanes["plain"] == NORMAL != lanes["urgent"]

@@ -92,6 +92,7 @@ class EnqueuePath(ABC):
         config = self.config
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._has_levels = self._has_priorities and config.priority.levels > 0
+        self._codec.let_go()  # what is remembered of messages has a lane
 
     def forget_known(self) -> None:
         """It is gone: what it remembers of how to store messages is nobody's."""
