@@ -13,8 +13,9 @@ those of one that was aborted or abandoned. What remains, over the sends s with 
 E3 holds acknowledgements to the messages that go with them: where the copies are there the originals must not come
 again, and where they are not the originals must.
 ``closed``, ``read`` and ``dead`` as in :mod:`assay.conformance.checkers.lost`; only groups that were subscribed before
-the first message of the transaction. E1: ``index`` is the delivery's. E2: that of the COMMIT; ``quality`` when a fault
-that the contract lets destroy acknowledged data began after it. Severity else: ``safety``.
+the first message of the transaction. E1: ``index`` is the delivery's. E2 and E3: that of the COMMIT; ``quality`` when a
+fault that the contract lets destroy acknowledged data began after it, or, of what is gone, after its last delivery.
+Severity else: ``safety``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CHECKER = "transactions"
 
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
-    """All E1 and E2 rows."""
+    """All E1, E2 and E3 rows."""
     if not tables.commits:
         return []
     rows = []
@@ -98,7 +99,8 @@ def _half_settled(tables: Tables, contract: Contract, txn: str, members: list[Se
         # Somebody else had it since, maybe before a client asked whose connection was dead already, and settled it.
         was_last = bool(events) and events[-1].index < asked and events[-1].process == row.process
         if (seen and again) or (absent and was_last):
-            severity = quality_if(destroyed(tables, contract, asked, END_IDX))
+            # What is gone was there when it was delivered, and may have gone before the commit was asked for.
+            severity = quality_if(destroyed(tables, contract, asked if seen else events[-1].index, END_IDX))
             detail = "delivered again, and its copy is there" if seen else "gone, and its copy is not there"
             rows.append(
                 Anomaly(

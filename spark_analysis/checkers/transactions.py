@@ -39,7 +39,7 @@ shown AS (  -- in all groups, or in none
 ),
 again AS (  -- what became of the originals
     SELECT a.run_id, a.queue, a.consumer_group, a.value, a.inv_idx, s.asked_idx, s.is_seen,
-           max(m.idx) < s.asked_idx AND max_by(m.process, m.idx) = a.process AS was_last,
+           max(m.idx) AS last_idx, max(m.idx) < s.asked_idx AND max_by(m.process, m.idx) = a.process AS was_last,
            count_if(m.idx > s.asked_idx AND b.since > s.asked_idx) AS anew
     FROM shown s JOIN {settlements} a ON a.run_id = s.run_id AND a.txn = s.txn AND a.kind = 'ack'
     JOIN {scopes} c ON c.run_id = a.run_id AND c.queue = a.queue AND c.consumer_group = a.consumer_group AND c.closed
@@ -50,15 +50,16 @@ again AS (  -- what became of the originals
     GROUP BY a.run_id, a.queue, a.consumer_group, a.value, a.process, a.inv_idx, s.asked_idx, s.is_seen
 ),
 found AS (
-    SELECT run_id, 'E2' AS anomaly, queue, consumer_group, value, asked_idx, 'missing from its transaction' AS detail
+    SELECT run_id, 'E2' AS anomaly, queue, consumer_group, value, asked_idx, asked_idx AS there_idx,
+           'missing from its transaction' AS detail
     FROM wholes WHERE is_somewhere AND NOT is_read AND NOT is_dead
     UNION ALL
-    SELECT run_id, 'E3', queue, consumer_group, value, asked_idx,
+    SELECT run_id, 'E3', queue, consumer_group, value, asked_idx, if(is_seen, asked_idx, last_idx),
            if(is_seen, 'delivered again, and its copy is there', 'gone, and its copy is not there')
     FROM again WHERE if(is_seen, anew > 0, was_last)
 )
 SELECT f.run_id, 'transactions' AS checker, f.anomaly,
-       if(f.asked_idx < k.destroyed_to, 'quality', 'safety') AS severity,
+       if(f.there_idx < k.destroyed_to, 'quality', 'safety') AS severity,
        f.queue, f.consumer_group, f.value, f.asked_idx AS idx, f.detail
 FROM found f JOIN {contracts} k ON k.run_id = f.run_id
 """

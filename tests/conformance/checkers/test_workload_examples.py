@@ -677,3 +677,40 @@ class TestAcknowledgementsInTransactions:
         for queue in ("q", "$dlq/q", "r", "$dlq/r"):
             history.add("drain", OpKind.DRAIN, OK, queue=queue)
         assert history.found() == found
+
+    @pytest.mark.parametrize(
+        ("at", "means", "severity"),
+        [
+            ("taken", AckedMeans.OS, Severity.QUALITY),
+            ("asked", AckedMeans.OS, Severity.QUALITY),
+            ("taken", AckedMeans.DISK, Severity.SAFETY),
+            ("sent", AckedMeans.OS, Severity.SAFETY),
+        ],
+    )
+    def test_what_is_gone_may_have_gone_before_the_commit_was_asked_for(
+        self, at: str, means: AckedMeans, severity: Severity
+    ) -> None:
+        """A disk that lied and lost its power took it while its consumer, who did not know, asked for the commit."""
+        history = History()
+        history.send(0)
+        if at == "sent":
+            history.fault("power_loss")
+        history.deliver("p-0", to="m")
+        if at == "taken":
+            history.fault("power_loss")
+        named = {"queue": "q", "group": "g", "value": "p-0", "txn": "t"}
+        copy = {"queue": "r", "key": "k", "value": "m-0", "producer": "m", "seq": 0, "txn": "t"}
+        asked = [(OpKind.ACK, named), (OpKind.PUBLISH, copy), (OpKind.COMMIT, {"txn": "t"})]
+        ops = [history.add("m", f, INVOKE, **fields) for f, fields in asked]
+        for op, (f, fields) in zip(ops, asked, strict=True):
+            history.add("m", f, INFO, op=op, **fields)
+        if at == "asked":
+            history.fault("power_loss")
+        history.add("m", OpKind.SESSION_END, OK)
+        history.add("r", OpKind.SUBSCRIBE, OK, queue="r", group="h")
+        for queue in ("q", "$dlq/q", "r", "$dlq/r"):
+            history.add("drain", OpKind.DRAIN, OK, queue=queue)
+        rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=means))
+        assert [(row.anomaly, row.value, row.severity) for row in rows if row.anomaly == "E3"] == [
+            ("E3", "p-0", severity)
+        ]
