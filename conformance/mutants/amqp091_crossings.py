@@ -7,7 +7,8 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
-from assay.reference_broker.amqp091 import dead_letters
+from assay.reference_broker.amqp091 import dead_letters, queue_settings
+from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.topology import routes
 from assay.reference_broker.amqp091.topology.virtual_host import Removed, VirtualHost
@@ -20,6 +21,13 @@ _ROWS: dict[str, Row] = {
         "find_route",
         "if not found and exchange.alternate is not None:",
         "if not found and exchange.alternate is not None and exchange is entry:",
+    ),
+    "amqp-auto-delete-chains-end-early": (
+        "an auto-delete exchange stays when its last binding goes with another exchange",
+        VirtualHost,
+        "remove_bindings",
+        "waiting = tuple(self._bindings_to.get(exchange.destination, ()))",
+        "waiting = ()",
     ),
     "amqp-commit-of-one-publish-reaches-one-queue": (
         "a transaction with a single publish brings that to one queue, however many it leads to",
@@ -35,12 +43,26 @@ _ROWS: dict[str, Row] = {
         """if d["queue"].value == queue and d["reason"].value == reason)""",
         """if d["queue"].value == queue)""",
     ),
+    "amqp-gets-are-no-use": (
+        "a queue expires although it is asked for messages",
+        Consuming,
+        "get",
+        "service.touch(vhost, record, now)",
+        "pass",
+    ),
     "amqp-letters-keep-their-copies": (
         "a dead letter goes to where CC led, too, although its queue names a routing key for it",
         DeadLetterExchange,
         "enqueue_dead_letter",
         'headers = tuple([field for field in headers if field[0] != "CC"])',
         "pass",
+    ),
+    "amqp-one-limit-on-length-holds": (
+        "a limit on the bytes of a queue counts for nothing where there is one on its messages",
+        queue_settings,
+        "settings_of",
+        "if arguments.max_length_bytes is not None:",
+        "if arguments.max_length_bytes is not None and arguments.max_length is None:",
     ),
 }
 register_rewrites(_ROWS)

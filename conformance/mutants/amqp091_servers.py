@@ -138,6 +138,7 @@ def headers_bound_by_key(patch: Patch) -> None:
     freedom="exchange.bind is an extension; the bit is reserved in the standard",
     silences=(
         "amqp091/exchange/alternates-behind-bindings",
+        "amqp091/exchange/auto-delete-follows-the-bindings",
         "amqp091/exchange/bindings-between-them-are-answered",
         "amqp091/exchange/bindings-of-what-is-not-there",
         "amqp091/exchange/bound-in-a-circle",

@@ -45,7 +45,7 @@ APART = ("slow-clients", "size", "lesser-server")
 CASES = [
     case
     for case in load_cases().values()
-    if case.spec != "queue" and not case.is_private and case.area not in APART
+    if case.spec.startswith("mqtt") and not case.is_private and case.area not in APART
     if case.limit_s <= LONGEST_S or case.id.endswith(MANY)
 ]
 _UNDEFINED_CODE = 0x7F

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -194,3 +196,76 @@ async def copies(ctx: AmqpContext) -> None:
     await channel.get_soon(letters)
     await channel.barrier()
     ctx.must(await channel.count(copied) == 0, "expected no letter where CC had led; seen one")
+
+
+@amqp_case(
+    "exchange/auto-delete-follows-the-bindings",
+    mutant="amqp-auto-delete-chains-end-early",
+    clauses=("rmq.auto-delete.exchange", "rmq.exchange.bind"),
+    requires=_E2E,
+)
+async def chain(ctx: AmqpContext) -> None:
+    """An auto-delete exchange ends with its last binding, also when that goes with another exchange or a queue.
+
+    Three in a row, each bound to the next and the last one to a queue, which is deleted.
+    """
+    connection = await ctx.client()
+    channel = await connection.channel()
+    row = [await channel.exchange("fanout", auto_delete=True) for _ in range(3)]
+    queue = await channel.queue()
+    await channel.bind(queue, row[2])
+    for source, destination in reversed([*pairwise(row)]):
+        await channel.call("exchange.bind", source=source, destination=destination)
+    channel.publish(row[0], "", b"through all")
+    await channel.get_soon(queue)
+    await channel.call("queue.delete", queue=queue)
+    for exchange in row:
+        await ctx.becomes(
+            connection, "exchange.declare", "channel 404", exchange=exchange, type_="fanout", passive=True
+        )
+
+
+@amqp_case(
+    "extensions/both-limits-on-length-hold",
+    mutant="amqp-one-limit-on-length-holds",
+    clauses=("rmq.queue.max-length",),
+)
+async def both_limits(ctx: AmqpContext) -> None:
+    """With x-max-length and x-max-length-bytes the oldest go until neither is passed.
+
+    Four small messages where three may be, and then two of which there is room for one, whatever counts beside a body.
+    """
+    channel = await ctx.channel()
+    await ctx.needs_argument("x-max-length", -1)
+    await ctx.needs_argument("x-max-length-bytes", -1)
+    queue = await ctx.queue_with(channel, {"x-max-length": 3, "x-max-length-bytes": 100_000})
+    for number in range(4):
+        channel.publish("", queue, str(number).encode())
+    await channel.count_becomes(queue, 3)
+    for body in (b"a", b"b"):
+        channel.publish("", queue, body * 60_000)
+    await channel.count_becomes(queue, 1)
+    (body,) = await _bodies(channel, queue, 1)
+    ctx.must(body[:1] == b"b", f"expected the newest one; seen a message of {body[:1]!r}")
+
+
+@amqp_case("extensions/gets-put-the-end-off", mutant="amqp-gets-are-no-use", clauses=("rmq.queue.expires",))
+async def gets_are_uses(ctx: AmqpContext) -> None:
+    """A queue that is asked for messages is used, and lives for x-expires from then on.
+
+    800 ms; it is asked ten times, with 150 ms between, and then still there. Who is asked more slowly than the queue
+    expires is not judged.
+    """
+    ctx.is_timed = True
+    channel = await ctx.channel()
+    await ctx.needs_argument("x-expires", 0)
+    queue = await ctx.queue_with(channel, {"x-expires": 800})
+    asked, slowest_s = time.monotonic(), 0.0
+    for _ in range(10):
+        await asyncio.sleep(0.15)
+        outcome = await channel.outcome("basic.get", queue=queue, no_ack=True)
+        now = time.monotonic()
+        asked, slowest_s = now, max(slowest_s, now - asked)
+        if outcome != "ok" and slowest_s > 0.5:
+            ctx.unsupported(f"asking took {slowest_s:.1f} s, about as long as the queue lives")
+        ctx.must(outcome == "ok", f"expected a queue that is asked again and again to live on; seen {outcome}")

@@ -277,7 +277,7 @@ class VirtualHost:
             return Removed()
         if if_unused and exchange.bindings:
             raise precondition_failed(f"{self._named('exchange', name)} in use", "exchange.delete.if-unused.in-use")
-        return self._remove((), [exchange])
+        return self.remove_bindings((), [exchange])
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class VirtualHost:
                 del self._owned[queue.exclusive_owner]
         if queue.durable:
             self._journal.delete(name_key(QUEUE, self.name, name))
-        removed = self._remove(self._bindings_to.get(queue.destination, ()), [])
+        removed = self.remove_bindings(self._bindings_to.get(queue.destination, ()), [])
         return msgspec.structs.replace(removed, queues=(name,))
 
     def queues_of(self, owner: Hashable) -> tuple[str, ...]:
@@ -462,7 +462,7 @@ class VirtualHost:
         check_arguments(asked.in_words(), arguments, self._limits)
         exchange = self._exchanges.get(source)
         binding = None if exchange is None else exchange.bindings.get(asked.identity)
-        return Removed() if binding is None else self._remove([binding], [])
+        return Removed() if binding is None else self.remove_bindings([binding], [])
 
     def unlink(self, binding: Binding, source: Exchange) -> None:
         """A binding goes."""
@@ -478,7 +478,7 @@ class VirtualHost:
         if binding.number:
             self._journal.delete(binding_key(binding.number))
 
-    def _remove(self, bindings: Iterable[Binding], doomed: list[Exchange]) -> Removed:
+    def remove_bindings(self, bindings: Iterable[Binding], doomed: list[Exchange]) -> Removed:
         """Bindings and exchanges, and whatever lived for them, however long the chain is (rmq.auto-delete.exchange)."""
         gone_bindings: list[Binding] = []
         gone_exchanges: list[str] = []
@@ -622,7 +622,7 @@ class VirtualHost:
         unused = [
             each for each in self._exchanges.values() if each.auto_delete and each.was_bound and not each.bindings
         ]
-        return self._remove((), unused)
+        return self.remove_bindings((), unused)
 
 
 def restored_queue(name: str, stored: StoredQueue) -> QueueRecord:

@@ -64,7 +64,7 @@ _FREE_INTERVAL_S: Final = 1.0
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral", "priority.levels")
 """Settings that a queue keeps for life, since what is stored depends on them."""
-LETTERS_TAKE: Final = ("delivery_timeout_s", "retry")
+LETTERS_TAKE: Final = ("delivery_timeout_s",)
 """What a dead-letter queue takes over, as it is made, of what its queue was told at run time."""
 _LANES_OF_BEFORE: Final = {"enabled": True, "weights": [1_000_000, 100_000, 10_000, 100, 1], "starvation_s": 0.0}
 """How queues with exact priorities were kept before there were levels: whoever published chose one of five lanes."""
