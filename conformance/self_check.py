@@ -49,7 +49,11 @@ LOG_BYTES = 1_000_000
 LOG_SHOWN = 1_500
 GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
 EVERYONE = {
-    "any-window-of-one+any-plain-codes+any-back-pressure+any-late-resumption": ("mqtt311", "mqtt5", "queue"),
+    "any-window-of-one+any-plain-codes+any-back-pressure+any-late-resumption+any-shares-in-any-order": (
+        "mqtt311",
+        "mqtt5",
+        "queue",
+    ),
     "any-pingresp-first+any-packet-id+any-retained-late+any-qos-0-first": ("mqtt311", "mqtt5", "queue"),
     "any-topics-apart+v5-retained-qos-0-not-kept+any-small-server": (
         "mqtt311",

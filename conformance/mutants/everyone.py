@@ -7,12 +7,14 @@ Section numbers are those of MQTT 5.0; 3.1.1 says the same in its own section 4 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from inspect import getattr_static
 from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
+from assay.conformance.explore.topics import matches
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
 from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
@@ -243,6 +245,33 @@ def topics_apart(patch: Patch) -> None:
         return topic, (1 - place & 1) * _OVERTAKEN_S
 
     send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-shares-in-any-order",
+    "of the messages of a topic that come to a client for shares alone, every other one is overtaken by the next",
+    freedom="4.6.0-6: the order of a topic is that of subscriptions that are not shared",
+)
+def shares_in_any_order(patch: Patch) -> None:
+    counted: WeakKeyDictionary[MqttConnection, Counter[bytes]] = WeakKeyDictionary()
+
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        topic = topic_of(frame)
+        if not topic or connection.session is None or (frame[0] & 0x06 and is_kept(connection)):
+            return "", 0.0
+        filters = [each for each in connection.session.subscriptions if _may_bring(each, topic.decode())]
+        if not filters or not all(each.startswith("$share/") for each in filters):
+            return "", 0.0
+        counts = counted.setdefault(connection, Counter())
+        counts[topic] += 1
+        is_late = counts[topic] % 2 == 1
+        return is_late, is_late * _OVERTAKEN_S
+
+    send_by_lanes(patch, lane)
+
+
+def _may_bring(topic_filter: str, topic: str) -> bool:
+    return matches(topic_filter.split("/", 2)[-1] if topic_filter.startswith("$share/") else topic_filter, topic)
 
 
 @variation(

@@ -57,7 +57,9 @@ def test_what_is_published_says_where_it_is(served: Served, topic: str) -> None:
     first = service.Publish(topic=topic, key=b"k", value=b"one", headers={"a": "b"}, priority=1)
     assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
     delayed = service.Publish(topic=topic, value=b"later", delay={"seconds": 3_600})
-    assert (delayed.partition, delayed.offset) == (-1, 0)
+    again = service.Publish(topic=topic, value=b"after it", delay={"seconds": 3_600})
+    assert (delayed.partition, again.partition) == (-1, -1)
+    assert again.offset == delayed.offset + 1, "of a queue in memory they begin anew with each start, and never at 0"
     with pytest.raises(grpc.RpcError) as refused:
         service.Publish(topic=topic, value=b"x", partition=7)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
