@@ -12,9 +12,16 @@ from enum import Enum
 import msgspec
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import LASTING, SESSION_TAKEN_OVER, delivered, only_is_retained, pass_time
+from assay.conformance.cases.mqtt5.support import (
+    LASTING,
+    SESSION_TAKEN_OVER,
+    delivered,
+    only_is_retained,
+    pass_time,
+    qos_levels,
+)
 from assay.conformance.connection import Connection
-from assay.conformance.wire import Disconnect, Packet, Properties, Publish, Subscription, Will, describe
+from assay.conformance.wire import Disconnect, Packet, Properties, Puback, Publish, Subscription, Will, describe
 
 _WITH_WILL = 0x04
 _DELAY_S = 30
@@ -99,6 +106,11 @@ _RETURNS = (
 )
 
 
+def _qos(ctx: CaseContext) -> int:
+    """Of the wills: what comes at QoS 0 may be lost on its way."""
+    return max(level for level in qos_levels(ctx) if level < 2)
+
+
 class _Client:
     """A row while it is walked."""
 
@@ -111,9 +123,8 @@ class _Client:
         """What there was to say before the end was said."""
 
     async def connect(self) -> None:
-        will = Will(
-            topic=self.topic, payload=b"will", properties=Properties(will_delay_interval=self.row.delay_s or None)
-        )
+        delay = Properties(will_delay_interval=self.row.delay_s or None)
+        will = Will(topic=self.topic, payload=b"will", qos=_qos(self.ctx), properties=delay)
         properties = Properties(session_expiry_interval=self.row.expiry_s)
         self.connection = await self.ctx.connect(will=will, properties=properties, name=self.name)
 
@@ -151,7 +162,7 @@ async def _walk(ctx: CaseContext, rows: Sequence[Row]) -> None:
     """Walk the table and compare which wills have been published when the case looks."""
     clients = [_Client(ctx, row, number) for number, row in enumerate(rows)]
     watcher = await ctx.connect(name="watcher")
-    await watcher.subscribe(*(client.topic for client in clients))
+    await watcher.subscribe(*(client.topic for client in clients), qos=_qos(ctx))
     for client in clients:
         await client.connect()
     for client in clients:
@@ -164,10 +175,12 @@ async def _walk(ctx: CaseContext, rows: Sequence[Row]) -> None:
             ctx.fail(f"watcher: expected wills; seen {message and describe(message)}")
         due.discard(message.topic)
         seen.append(message)
+        if message.qos:
+            watcher.send(Puback(packet_id=message.packet_id))
     for client in clients:
         await client.come_back()
     publisher = await ctx.connect(name="publisher")
-    seen += await delivered(ctx, publisher, watcher)
+    seen += await delivered(ctx, publisher, watcher, qos=_qos(ctx))
     counts = Counter(message.topic for message in seen if isinstance(message, Publish))
     wrong: list[str] = []
     for client in clients:
