@@ -74,6 +74,7 @@ _SILENT_HANDSHAKES = 2
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
 _NOT_JUDGED = "not judged: "
+_TOO_LONG = "the case took longer than its limit"
 _ALL_ENDED = "the broker has ended connections of clients that had no part in it"
 BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
 
@@ -324,13 +325,15 @@ class Engine:
             return outcome
 
     async def _execute(self, case: Case, *, suspected: bool = False) -> Outcome:
-        stall_s = 0.0
+        stall_s, took_too_long = 0.0, False
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             began = asyncio.get_running_loop().time()
             ctx = self._context(case)
             losses = await self._losses_so_far()
             if attempt > 1:
-                ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
+                why = _TOO_LONG if took_too_long else f"the harness was held up for {stall_s:.2f} s"
+                ctx.note(f"attempt {attempt}: in the one before, {why}")
+                ctx.limit_s *= attempt
             try:
                 with self._stalls:
                     verdict, detail = await _judge(case, ctx)
@@ -354,9 +357,11 @@ class Engine:
                 ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             saw_enough = verdict not in BAD and not detail.startswith(_NOT_JUDGED)
-            if saw_enough or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
+            took_too_long = detail.startswith(_TOO_LONG)
+            means_something = stall_s < _STALL_S and not took_too_long
+            if saw_enough or never_back or means_something or attempt == (2 if took_too_long else _MAX_ATTEMPTS):
                 break
-            # The harness was held up, so that timing means nothing: this attempt does not count.
+            # The harness was held up, so that timing means nothing, or has not come to the end: that does not count.
             if not await self._why_gone(case.version):
                 await self._tidy_up(case, ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
@@ -545,7 +550,7 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     except TimeoutError:
         if ctx.lag:
             return CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}"
-        return CaseVerdict.ERROR, f"the case took longer than its limit of {ctx.limit_s:g} s"
+        return CaseVerdict.ERROR, f"{_TOO_LONG} of {ctx.limit_s:g} s"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return CaseVerdict.ERROR, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"

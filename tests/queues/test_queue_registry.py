@@ -199,7 +199,8 @@ def test_dead_letters_take_over_the_timeouts_of_their_queue(bench_with: BenchWit
         if restarts:
             bench.restart()
         letters = bench.engine.config_of("$dlq/q")
-        assert (letters.delivery_timeout_s, letters.retry.initial_backoff_s) == (3.0, 2.0)
+        assert letters.delivery_timeout_s == 3.0
+        assert letters.retry.initial_backoff_s != 2.0, "whoever looks at dead letters and gives one back has it at once"
         assert letters.max_depth != 7, "that is of what is to be delivered"
     bench.engine.create_queue("$dlq/q", {}, bench.now)
     bench.engine.update_queue("q", {"delivery_timeout_s": 5.0}, bench.now)
