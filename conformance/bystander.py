@@ -63,12 +63,15 @@ class Bystander(ABC, Generic[_Came]):
         return self._reader is not None and (self._reader.at_eof() or self._reader.exception() is not None)
 
     async def join(self, *, again: bool = False) -> None:
-        """Connect and be served once, unless that has been done; ``again``: also when the broker has ended that since.
+        """Connect and be served once, unless that has been done; ``again``: only if the broker has ended that since, so
+        that one that does not answer is not waited for by every case.
 
         Raises :class:`BystanderError`.
         """
         async with self._turn:
-            if again and self._is_cut:
+            if again:
+                if not self._is_cut:
+                    return
                 self._losses += 1
                 self.close()
             if self._writer is None:
