@@ -188,7 +188,8 @@ class Connection(asyncio.Protocol):
         except MalformedPacketError as error:
             self._malformed = error
             self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
-        self._wake.set()
+        if self._inbox or self._malformed is not None:  # what the case does not see begins no wait anew
+            self._wake.set()
 
     def _note_strange(self, data: bytes, text: str) -> None:
         """Into the transcript, as far as there is room for such."""
