@@ -243,6 +243,7 @@ def backwards(patch: Patch) -> None:
 
 @mutant("queue-cancel-in-any-queue", "a delay id is read for its number only, whatever queue it names")
 def any_queue(patch: Patch) -> None:
+    patch.replace(delay_store, "IDS_PER_MS", 0)  # each queue counts from 0
     patch.replace(delay_store, "parse_delay_id", lambda _queue, delay_id: int(delay_id.rpartition(":")[2]))
 
 

@@ -286,7 +286,7 @@ _slip(
     "what consumers hold as the settings of their queue change never times out",
     ConsumerGroup,
     "reconfigure",
-    "            heapq.heappush(self._extensions, (deadline, self._extension_count, entry))\n",
+    "                heapq.heappush(self._extensions, (deadline, self._extension_count, entry))\n",
     "",
 )
 _slip(

@@ -48,7 +48,7 @@ PRINTED: tuple[tuple[str, ...], ...] = (
         "^orders-value +1 +1$",
     ),
     ("^over MQTT$", "^over AMQP$", "^over HTTP$", "^over gRPC$", r"(?s)(^data: .*){4}"),
-    ("^shop/# +1 +1", "^shop-window .*connected", "^the window shows: a sale$", '"matched": ?true'),
+    ("^shop/# +1 +1", "^shop-window .*connected", "the window shows: a sale$", '"matched": ?true'),
     (r"^broker .* \d queues$", r"^groups\.0\.group +billing", r'^mqtt_queue_depth\{queue="orders"\} [1-9]'),
     (
         "^a sale$",
@@ -59,7 +59,7 @@ PRINTED: tuple[tuple[str, ...], ...] = (
     ),
     ("debug", r"^broker +\d", "/api/v1/"),
     ("^read again; what waits for the next start: nothing$",),
-    (r"^\* +local ", r"^acme +tom +0", r"^quotas\.max_queues +2", "^published jobs:0:0$", r"^acme\.jobs +1"),
+    (r"^\* +local ", r"^acme +tom +0", r"^quotas\.max_queues +2", r"^published jobs:\d:0$", r"^acme\.jobs +1"),
     (r"^broker +\d",),
     ("no faults", r"^Queue orders \d+ records"),
 )

@@ -37,15 +37,15 @@ async def _one_of_each(publisher: Connection, queue: str) -> None:
 async def deadlines(ctx: CaseContext) -> None:
     """What is with a consumer as the settings of its queue change times out all the same.
 
-    A message is delivered; the queue lets consumers hold seven messages from then on. After the timeout of 30 s and
-    the first backoff of 5 s the message comes again, with delivery-count 2.
+    A message is delivered; from then on the queue lets consumers hold seven messages, and each for 29 s. After the
+    timeout of 30 s and the first backoff of 5 s the message comes again, with delivery-count 2.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, queue, b"message")
     consumer = await consume(ctx, queue)
     await consumer.expect_publish(payload=b"message")
-    await ask(ctx, publisher, queue, "config", {"max_in_flight": 7})
+    await ask(ctx, publisher, queue, "config", {"max_in_flight": 7, "delivery_timeout_s": 29})
     await ctx.advance(31)
     await ctx.advance(6)
     again = await consumer.expect_publish(payload=b"message")

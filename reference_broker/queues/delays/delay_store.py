@@ -65,7 +65,7 @@ TOLD_PER_TURN = 4
 """Records; more wait for the next turn."""
 
 
-_IDS_PER_MS = 1_000
+IDS_PER_MS = 1_000
 
 
 class DelayTarget(Protocol):
@@ -129,7 +129,7 @@ class DelayStore:
         if not files.volatile:
             self._done = DoneLog(files.open_delays_done(), agenda, confirm_when_synced=confirm_when_synced)
         now_ms = _floor_ms(now)
-        self._first_id = now_ms * _IDS_PER_MS if files.volatile else 0
+        self._first_id = now_ms * IDS_PER_MS if files.volatile else 0
         """Of offset 0. Those in memory begin anew with each start, and an id of before must not name another."""
         self._waiting = WaitingOffsets(now_ms)
         self._wheel = self._waiting.wheel
