@@ -181,7 +181,8 @@ class WebSocketConnection(Connection):
             self.broken = str(error)
             self.ctx.transcript.add(self.name, "recv", data, f"NO WEBSOCKET: {error}")
             self._refuse_bytes(self.broken, Rule.FRAMES, error.statement)
-        self._wake.set()
+        if self.pongs or self._malformed is not None:
+            self._wake.set()
 
     def _frame_received(self, frame: Frame) -> None:
         match frame.opcode:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from assay.conformance.explore.topics import matches
+from assay.conformance.explore.topics import matches, pattern
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.output_order import frames_of, send_by_lanes, topic_of
 from assay.conformance.wire import MalformedPacketError, Publish, decode_packet, encode
@@ -104,10 +104,7 @@ def wrong_receivers(patch: Patch) -> None:
             each
             for each in (broker.sessions.values() if broker else ())
             if each.connection is not None
-            and not any(
-                matches(name.split("/", 2)[-1] if "$share/" in name else name, message.topic)
-                for name in each.subscriptions
-            )
+            and not any(matches(pattern(name), message.topic) for name in each.subscriptions)
         ]
         if others:
             rng.choice(others).connection.send_publish(0, message, 0, False, False, ())

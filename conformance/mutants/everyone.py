@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from assay.conformance.explore.topics import matches
+from assay.conformance.explore.topics import is_shared, matches, pattern
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
 from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
@@ -259,8 +259,8 @@ def shares_in_any_order(patch: Patch) -> None:
         topic = topic_of(frame)
         if not topic or connection.session is None or (frame[0] & 0x06 and is_kept(connection)):
             return "", 0.0
-        filters = [each for each in connection.session.subscriptions if _may_bring(each, topic.decode())]
-        if not filters or not all(each.startswith("$share/") for each in filters):
+        filters = [each for each in connection.session.subscriptions if matches(pattern(each), topic.decode())]
+        if not filters or not all(map(is_shared, filters)):
             return "", 0.0
         counts = counted.setdefault(connection, Counter())
         counts[topic] += 1
@@ -268,10 +268,6 @@ def shares_in_any_order(patch: Patch) -> None:
         return is_late, is_late * _OVERTAKEN_S
 
     send_by_lanes(patch, lane)
-
-
-def _may_bring(topic_filter: str, topic: str) -> bool:
-    return matches(topic_filter.split("/", 2)[-1] if topic_filter.startswith("$share/") else topic_filter, topic)
 
 
 @variation(

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from assay.reference_broker.api.callers import Caller, engine_name
 from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.config import HookKind, Scope
@@ -19,19 +21,14 @@ _AT_ONCE: Final = 16
 """Of a request's messages, those that are asked about at a time."""
 
 
-class Asked:
-    """A message that is asked about."""
+class Asked(msgspec.Struct, frozen=True):
+    """A message that is asked about, or a subscription by its filter."""
 
-    __slots__ = ("headers", "payload", "qos", "retain", "topic")
-
-    def __init__(
-        self, topic: str, payload: bytes, headers: tuple[tuple[str, str], ...], qos: int = 1, *, retain: bool = False
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.headers = headers
-        self.qos = qos
-        self.retain = retain
+    topic: str
+    payload: bytes
+    headers: tuple[tuple[str, str], ...]
+    qos: int = 1
+    retain: bool = False
 
 
 async def may_publish(turns: Turns, caller: Caller, message: Asked) -> Change:

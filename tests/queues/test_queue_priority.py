@@ -24,6 +24,7 @@ from assay.reference_broker.queues.messages.lanes import (
 )
 from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
 from assay.reference_broker.queues.messages.publish_options import Priority
+from assay.reference_broker.queues.messages.stored_message import MessageCodec
 from assay.reference_broker.routing.message import Message, MessageProperties, changed
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.turn_steps import Steps
@@ -430,3 +431,28 @@ def test_what_is_remembered_of_a_batch_follows_a_priority_that_is_switched(bench
     bench.turn()
     lanes = {delivery.message.payload.decode(): delivery.lane for delivery in consumer.got}
     assert lanes["plain"] == NORMAL != lanes["urgent"]
+
+
+@pytest.mark.parametrize("is_said_once", [True, False])
+def test_what_messages_of_one_origin_have_is_encoded_once(
+    bench_with: Benches, monkeypatch: pytest.MonkeyPatch, *, is_said_once: bool
+) -> None:
+    """However a batch says where its messages come from: else each batch pays for it, and counts it as memory, anew."""
+    bench, calls = bench_with(), list[Origin]()
+    bench.publish("first")
+    like = Message(topic="$queue/q", payload=b"", properties=MessageProperties(priority=9))
+    origin = Origin(topic="$queue/q", publisher="", routing_key="", like=like)
+    alike = MessageCodec.alike
+
+    def counted(codec: MessageCodec, of: Origin, *rest: Any) -> Any:
+        calls.append(of)
+        return alike(codec, of, *rest)
+
+    monkeypatch.setattr(MessageCodec, "alike", counted)
+    for _ in range(3):
+        payloads = [b"one", b"two"]
+        messages = [changed(like, payload=payload) for payload in payloads]
+        batch = MessageBatch(messages, payloads, None, origin if is_said_once else [origin] * 2)
+        assert bench.engine.publish_batch(QueueAddress(queue="q"), batch, bench.now, lambda _at: Outcome())
+        bench.turn()
+    assert calls == [origin]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -301,8 +302,7 @@ def test_another_time_to_live_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPa
             consumer.nack(delivery)
         bench.turn()
         lines: list[int] = []
-        update = bench.engine.update_queue
-        lines.append(bench.steps.count(lambda: update("q", {"message_ttl_s": 10.0}, bench.now)))  # noqa: B023
+        lines.append(bench.steps.count(partial(bench.engine.update_queue, "q", {"message_ttl_s": 10.0}, bench.now)))
         lines += bench.count_turns()
         assert next(bench.engine._queues["q"].limits._unlooked, None) is None, "all were"
         worst.append(max(lines))

@@ -66,6 +66,8 @@ TOLD_PER_TURN = 4
 
 
 IDS_PER_MS = 1_000
+"""Delayed messages of a queue in memory are numbered from the milliseconds of its start, times this: fewer than so many
+come in each, so that an id of before a start names nothing after it."""
 
 
 class DelayTarget(Protocol):

@@ -413,13 +413,13 @@ class EnqueuePath(ABC):
             sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
         origins = batch.origins
         heads: Iterable[_Head]
+        known = self._codec.known_origins
         if isinstance(origins, Origin):
-            head = self._head(origins)
+            head = known.get(origins) or self._head(origins)
             heads = repeat(head)
             if head[3]:
                 sizes = [size + head[3] for size in sizes]
         else:
-            known = self._codec.known_origins
             found = {origin: known.get(origin) or self._head(origin) for origin in set(origins)}
             heads = [found[origin] for origin in origins]
             sizes = [size + head[3] for size, head in zip(sizes, heads, strict=True)]
