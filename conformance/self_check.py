@@ -61,7 +61,7 @@ EVERYONE = {
     ),  # a partition of a queue is ordered across topics
     "any-slow-answers+any-answers-in-any-order": ("mqtt311", "mqtt5", "queue"),
     "any-late-acknowledgements+any-late-wills+any-late-end+any-late-forgetting": ("mqtt311", "mqtt5", "queue"),
-    "any-says-little+any-pingresp-last+any-late-qos-0": ("mqtt311", "mqtt5", "queue"),
+    "any-says-little+any-pingresp-last+any-late-qos-0+any-retained-after-live": ("mqtt311", "mqtt5", "queue"),
     "any-tiny-insides": ("mqtt311", "mqtt5", "queue"),
     "any-amqp-late-and-in-pieces+any-amqp-small-frames+any-amqp-skipped-tags+any-amqp-other-names"
     "+any-amqp-missing-is-an-error+any-amqp-damage-without-a-word+any-amqp-back-in-any-order"

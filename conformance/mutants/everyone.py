@@ -29,6 +29,7 @@ from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.sending import Sending
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -283,6 +284,36 @@ def retained_late(patch: Patch) -> None:
         return topic, _LATE_RETAINED_S if frame[0] & 1 else 0.0
 
     send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-retained-after-live",
+    "retained messages are looked for some time after their SUBACK, and what is published meanwhile goes first",
+    freedom="3.8.4 and 4.6.0-6, as above: the order is that of messages being processed, and of one QoS",
+)
+def retained_after_live(patch: Patch) -> None:
+    late: WeakKeyDictionary[Session, tuple[MqttBroker, float]] = WeakKeyDictionary()
+
+    def make(original: Callable[[Sending, Session, int], int]) -> Callable[[Sending, Session, int], int]:
+        def send(self: Sending, session: Session, limit: int) -> int:
+            broker, due = late.get(session, (None, 0.0))
+            return original(self, session, limit) if broker is None or broker.now >= due else 1
+
+        return send
+
+    def make_due(
+        original: Callable[[MqttBroker, Session, Subscription, float], None],
+    ) -> Callable[[MqttBroker, Session, Subscription, float], None]:
+        def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
+            due = now + _LATE_RETAINED_S
+            late[session] = self, due
+            self.timers.schedule(due, lambda _now: self.sending.wake(session))
+            original(self, session, subscription, now)
+
+        return send_retained
+
+    patch.wrap(Sending, "send_retained", make)
+    patch.wrap(MqttBroker, "send_retained", make_due)
 
 
 @variation(

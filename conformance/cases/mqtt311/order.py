@@ -103,9 +103,10 @@ async def pubrels(ctx: CaseContext) -> None:
     near_miss="v3-one-packet-at-a-time",
 )
 async def retained_then_live(ctx: CaseContext) -> None:
-    """A subscriber sees the retained message once, and then the live ones in order.
+    """A subscriber sees the retained message once, and the live ones once and in order.
 
-    A message is retained; after the subscription three more follow on the same topic.
+    A message is retained; after the subscription three more follow on the same topic. That the retained one comes first
+    is a SHOULD: 3.8.4 does not say when it is sent, and 4.6.0-6 orders messages that are being published, of one QoS.
     """
     topic = ctx.topic()
     publisher = await ctx.connect(name="publisher")
@@ -117,6 +118,8 @@ async def retained_then_live(ctx: CaseContext) -> None:
     found = await delivered(ctx, publisher, subscriber, at_least=4)
     seen = [message.payload for message in found]
     wanted = [b"kept", b"0", b"1", b"2"]
-    ctx.must(seen == wanted, f"subscriber: expected {wanted}; seen {[describe(message) for message in found]}")
+    text = f"subscriber: expected {wanted}; seen {[describe(message) for message in found]}"
+    ctx.must(sorted(seen, key=b"kept".__ne__) == wanted, text)
+    ctx.should(seen == wanted, text)
     for message in found:
         subscriber.check_flag(message, retain=message.payload == b"kept")

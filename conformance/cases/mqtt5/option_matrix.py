@@ -71,11 +71,13 @@ async def _walk(ctx: CaseContext, *ages: Age) -> None:
         topic = ctx.topic(f"{number}")
         await publisher.publish(topic, b"kept", qos=1, retain=True)
         client = await _subscribed(ctx, row, topic, number)
+        # What is retained must be there before it is replaced: nothing says how soon it is sent.
+        messages = await delivered(ctx, control, client, qos=1, at_least=1) if row.retained_copies else []
         live = [
             Publish(topic=topic, payload=payload, qos=1, retain=payload == b"live") for payload in (b"plain", b"live")
         ]
         async with meanwhile(publish_all(publisher, live)):
-            messages = await delivered(ctx, control, client, qos=1, at_least=row.retained_copies + len(live))
+            messages += await delivered(ctx, control, client, qos=1, at_least=len(live))
         copies = Counter(message.payload for message in messages)
         wanted = {b"kept": row.retained_copies, b"plain": 1, b"live": 1}
         if any(copies[payload] != count for payload, count in wanted.items()):
