@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from assay.conformance.registry import (
     load_statements,
     unproven_case_ids,
 )
+from assay.conformance.self_check import EVERYONE
 from assay.conformance.targets import CAPABILITIES, load_target, shipped_targets
 from assay.reference_broker.amqp091.channel import HANDLERS
 from assay.reference_broker.amqp091.topology import routes, virtual_host
@@ -46,6 +48,19 @@ def test_every_statement_that_a_case_cites_exists(spec: str) -> None:
             assert known.clauses, known.id
             for clause in known.clauses:
                 assert clause in load_statements(home_of(known, clause)), f"{known.id} cites {clause}"
+
+
+def test_the_readme_counts_cases_and_bugs() -> None:
+    """Each figure is the last full hundred, or ten, of what there is."""
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    bugs, variations = {known.mutant for known in CASES.values()}, {known.near_miss for known in CASES.values()} - {""}
+    for words, count, step in (
+        ("suites have more than {} cases", len(CASES), 100),
+        ("kill more than {} planted bugs", len(bugs), 100),
+        ("pass more than {} legal variations", len(variations), 10),
+        ("more than {} of these every case must pass", sum(name.count("+") + 1 for name in EVERYONE), 10),
+    ):
+        assert words.format(f"{(count - 1) // step * step:,}") in text
 
 
 def test_every_case_names_a_bug_that_it_must_find() -> None:
