@@ -24,11 +24,12 @@ from assay.faults.fault_kinds import FORMS, names_a_client, why_only_simulated
 from assay.faults.scenario import Fault, FaultKind, Scenario, ScenarioWorld
 from assay.faults.workload import client_names
 from assay.reference_broker.trace.fault_classes import CRASHING
+from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from assay.sim.hunt.fault_draws import CLIENT, FAULT_DRAWS, NODE, FaultDraw
 from assay.sim.hunt.option_draws import draw_options, with_options
 from assay.sim.hunt.ranges import Spread, Whole
-from assay.sim.hunt.workload_kinds import lasts_s
+from assay.sim.hunt.workload_kinds import files_of, lasts_s
 from assay.sim.kernel import substream
 
 FAMILY: Final = 8
@@ -306,6 +307,9 @@ def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario,
     fields: dict[str, object] = {}
     for name, values in row.parameters.items():
         fields[name] = values.draw(rng, fields)
+    if isinstance(drawn_files := fields.get("files"), FileKind):
+        written = files_of(scenario.workload, drawn_files)
+        fields["files"] = rng.choice(written) if len(written) > 1 else written[0]
     return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": target, **fields}, Fault)
 
 

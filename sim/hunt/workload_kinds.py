@@ -5,12 +5,13 @@ A new kind of workload is a row here, and nothing else in the hunt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from assay.faults.scenario import AmqpWorkload, MqttWorkload, QueueWorkload, Settlement
+from assay.reference_broker.trace.file_kinds import FileKind
 
 _FEW_MESSAGES: Final = 15
 """Fewer per producer would make an anomaly depend on chance before the faults are gone."""
@@ -32,6 +33,8 @@ class WorkloadKind(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer clients, groups, keys; outcomes and sizes that are the usual ones."""
     constant: Callable[[Any], Iterator[Any]]
     """Times that were drawn become constants."""
+    files: Mapping[FileKind, tuple[FileKind, ...]] = {}
+    """What a fault of the disk hits instead of files of a kind, where a queue's are not all that the broker writes."""
 
 
 def _at_default(workload: msgspec.Struct, *names: str) -> Iterator[Any]:
@@ -184,6 +187,7 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         fewer=_mqtt_fewer,
         simpler=_mqtt_simpler,
         constant=_mqtt_constant,
+        files=dict.fromkeys((FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS), (FileKind.SESSIONS,)),
     ),
     QueueWorkload: WorkloadKind(
         lasts_s=lambda workload: workload.schedule_s,
@@ -200,6 +204,7 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         fewer=_amqp_fewer,
         simpler=_amqp_simpler,
         constant=_constant_processing,
+        files={FileKind.OTHERS: (FileKind.OTHERS, FileKind.SESSIONS)},  # what is declared is kept beside sessions
     ),
 }
 """By class of workload."""
@@ -213,3 +218,8 @@ def operations(workloads: tuple[Any, ...]) -> int:
 def lasts_s(workloads: tuple[Any, ...]) -> float:
     """The time until the last of some workloads is done when nothing goes wrong."""
     return max(WORKLOAD_KINDS[type(workload)].lasts_s(workload) for workload in workloads)
+
+
+def files_of(workloads: tuple[Any, ...], kind: FileKind) -> list[FileKind]:
+    """The kinds of files of which a fault hits one, where ``kind`` was drawn."""
+    return [file for workload in workloads for file in WORKLOAD_KINDS[type(workload)].files.get(kind, (kind,))]

@@ -21,6 +21,7 @@ from assay.faults.scenario import (
 )
 from assay.faults.workload import client_names
 from assay.reference_broker.config import parse_config
+from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.schema import AckedMeans, HistoryEvent, OrderGuarantee
 from assay.sim.hunt.explore import run_schedule
 from assay.sim.hunt.fault_draws import FAULT_DRAWS
@@ -134,6 +135,20 @@ def test_faults_keep_apart_and_heal(schedules: list[Schedule]) -> None:
                 assert other.kind not in FAULT_DRAWS[one.kind].apart_from
         for kind, count in Counter(fault.kind for fault in scenario.faults).items():
             assert count <= FAULT_DRAWS[kind].most + 1  # a restart may come last
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("crash-restart", {FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS}),
+        ("amqp", {FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS, FileKind.SESSIONS}),
+        ("mqtt-sessions", {FileKind.SESSIONS}),
+    ],
+)
+def test_faults_of_the_disk_hit_files_that_the_broker_writes(name: str, written: set[FileKind]) -> None:
+    scenario = find_scenario(name)
+    drawn = {fault.files for number in FAMILIES for fault in drawn_blindly(scenario, number).scenario.faults}
+    assert drawn == written | {FileKind.ALL}
 
 
 def test_what_aims_hits(schedules: list[Schedule]) -> None:
