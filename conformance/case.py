@@ -274,6 +274,8 @@ class CaseContext:
         waits = self.resends_after_s if "persistent_sessions" in case.requires else 0
         self.limit_s = case.limit_s + waits
         self.patience_s = self.limit_s if patience_s is None else patience_s + waits
+        self.stretch = 1
+        """How much longer than usual the intervals are that the case sets: see :mod:`assay.conformance.stall`."""
         self.is_timed = case.spec == "queue"
         """The verdict depends on the broker's timers: queues have many."""
         self.greeting_s = 0.0

@@ -10,7 +10,9 @@ the target lacks a required capability         ``unsupported``; known before the
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
-it counts on timers, and the answers lag       a ``fail`` or ``blocked`` says nothing of the broker: ``unsupported``
+it counts on timers, and the answers lag       a ``fail`` or ``blocked`` says nothing of the broker: the case is run
+its own steps outlast an interval that it set  again with longer ones (:attr:`CaseContext.stretch`), in the end
+                                               ``unsupported``
 others are not served afterwards, each time    ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
                                                and :class:`assay.conformance.run.Run` runs them again where it can
@@ -40,7 +42,7 @@ from assay.conformance.connection import Connection
 from assay.conformance.grpc.context import GrpcContext
 from assay.conformance.http.context import HttpContext
 from assay.conformance.judged import Outcome
-from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, TooSlowError, UnsupportedError
 from assay.conformance.rules import FACES, Incident, Rule, StepFailureError
 from assay.conformance.stall import StallWatch
 from assay.conformance.targets import (
@@ -68,6 +70,8 @@ DEFAULT_CONCURRENCY = 16
 _CLEANUP_LIMIT_S = 2.0
 _ALIVE_TIMEOUT_S = 5.0
 _MAX_ATTEMPTS = 3
+_STRETCH = 3
+"""How much longer than in the attempt before the intervals are that a case sets."""
 _SUSPECTED_TIMES = 2
 _HANDSHAKES = 4
 _SILENT_HANDSHAKES = 2
@@ -325,15 +329,15 @@ class Engine:
             return outcome
 
     async def _execute(self, case: Case, *, suspected: bool = False) -> Outcome:
-        stall_s, took_too_long = 0.0, False
+        why = ""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             began = asyncio.get_running_loop().time()
             ctx = self._context(case)
             losses = await self._losses_so_far()
             if attempt > 1:
-                why = _TOO_LONG if took_too_long else f"the harness was held up for {stall_s:.2f} s"
                 ctx.note(f"attempt {attempt}: in the one before, {why}")
                 ctx.limit_s *= attempt
+                ctx.stretch = _STRETCH ** (attempt - 1)
             try:
                 with self._stalls:
                     verdict, detail = await _judge(case, ctx)
@@ -356,11 +360,14 @@ class Engine:
                 verdict, detail = CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}; {detail}"
                 ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
-            saw_enough = verdict not in BAD and not detail.startswith(_NOT_JUDGED)
-            took_too_long = detail.startswith(_TOO_LONG)
-            means_something = stall_s < _STALL_S and not took_too_long
-            if saw_enough or never_back or means_something or attempt == (2 if took_too_long else _MAX_ATTEMPTS):
+            says_nothing = detail.startswith(_NOT_JUDGED)
+            if never_back or (verdict not in BAD and not says_nothing):
                 break
+            attempts = 2 if ctx.lag or detail.startswith(_TOO_LONG) else _MAX_ATTEMPTS
+            means_something = stall_s < _STALL_S and not says_nothing and not detail.startswith(_TOO_LONG)
+            if means_something or attempt >= attempts:
+                break
+            why = f"the harness was held up for {stall_s:.2f} s" if stall_s >= _STALL_S else detail
             # The harness was held up, so that timing means nothing, or has not come to the end: that does not count.
             if not await self._why_gone(case.version):
                 await self._tidy_up(case, ctx)
@@ -545,6 +552,8 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
         return CaseVerdict.FAIL, str(error)
     except UnsupportedError as error:
         return CaseVerdict.UNSUPPORTED, str(error)
+    except TooSlowError as error:
+        return CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{error}"
     except TargetUnreachableError as error:
         return CaseVerdict.ERROR, str(error)
     except TimeoutError:

@@ -11,6 +11,10 @@ class UnsupportedError(Exception):
     """The target lacks what the case needs; the text names the capability and where that was learnt."""
 
 
+class TooSlowError(Exception):
+    """What the case did took longer than an interval that it had set: what it sees says nothing of the broker."""
+
+
 class TargetUnreachableError(Exception):
     """No connection to the target could be opened, so nothing can be said of it."""
 

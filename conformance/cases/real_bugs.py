@@ -10,7 +10,14 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.case import CaseContext, CaseFunction, case
-from assay.conformance.cases.mqtt5.support import completion, pass_time, resume, subscribe_at
+from assay.conformance.cases.mqtt5.support import (
+    BRIEF_S,
+    begin_a_brief_one,
+    completion,
+    pass_time,
+    resume,
+    subscribe_at,
+)
 from assay.conformance.cases.mqtt311.session import resume as resume_311
 from assay.conformance.connection import FIRST_FAILURE_CODE
 from assay.conformance.rules import Rule
@@ -243,23 +250,22 @@ async def expiry(ctx: CaseContext) -> None:
     """Message expiry deletes messages that wait, not exchanges that have begun.
 
     A subscriber with Receive Maximum 1 has a QoS 2 exchange open after PUBREC when it is reset; behind it wait two
-    messages. The first two expire after 1 s, the third, the control, does not. After 3 s the subscriber is back: it
+    messages. The first two expire after 2 s, the third, the control, does not. After 4 s the subscriber is back: it
     gets PUBREL for the first, nothing of the second, and the third. (eclipse-mosquitto/mosquitto issue 3744.)
     """
     topic = ctx.topic()
-    brief = Properties(message_expiry_interval=1)
+    brief = Properties(message_expiry_interval=BRIEF_S * ctx.stretch)
     narrow = Properties(session_expiry_interval=600, receive_maximum=1)
     first = await ctx.connect(properties=narrow, name="first")
     await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"begun", qos=2, properties=brief)
-    sent = await first.expect_publish(topic, b"begun", qos=2, ack=False)
+    sent = await begin_a_brief_one(ctx, publisher, first, topic)
     first.send(Pubrec(packet_id=sent.packet_id))
     await first.expect(Pubrel)
     first.abort()
     for payload, properties in ((b"waiting", brief), (b"control", Properties())):
         await publisher.publish(topic, payload, qos=2, properties=properties)
-    await pass_time(ctx, 3.0)
+    await pass_time(ctx, BRIEF_S * ctx.stretch + 2.0)
     back = await resume(ctx, first.client_id, name="back", properties=narrow)
     pubrel = await back.expect(Pubrel)
     ctx.must(pubrel.packet_id == sent.packet_id, f"back: expected identifier {sent.packet_id}; seen {describe(pubrel)}")

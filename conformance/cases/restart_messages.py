@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext
-from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time, subscribe_at
+from assay.conformance.cases.mqtt5.support import pass_time, subscribe_at
 from assay.conformance.cases.restart_support import come_back, gone_for_good, stay, survives, take
 from assay.conformance.connection import Connection
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import (
     Packet,
     Properties,

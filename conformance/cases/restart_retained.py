@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Mapping
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time, taken
+from assay.conformance.cases.mqtt5.support import pass_time, taken
 from assay.conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
 from assay.conformance.cases.restart_support import SMALL_SEGMENTS, a_step_of_restarts, come_back, stay, survives
 from assay.conformance.connection import Connection
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import Rule
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
 
 _LARGE_BYTES = 100_000

@@ -16,10 +16,11 @@ from typing import TypeVar
 import msgspec
 
 from assay.conformance.case import CaseContext
-from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time
+from assay.conformance.cases.mqtt5.support import pass_time
 from assay.conformance.connection import Connection
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Disconnect, Properties, Publish, Subscription, Will
 
 _V5 = 5

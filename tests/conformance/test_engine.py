@@ -13,7 +13,7 @@ from assay.conformance.case import Case, CaseContext
 from assay.conformance.engine import Engine, RunOptions
 from assay.conformance.judged import Outcome
 from assay.conformance.rules import Rule
-from assay.conformance.stall import StallWatch
+from assay.conformance.stall import StallWatch, Stopwatch
 from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, ExpectedFailure, RunningTarget, Target
 from assay.conformance.wire import (
     Connack,
@@ -180,6 +180,31 @@ def test_a_case_that_has_too_little_time_is_tried_again_with_more() -> None:
 
     assert outcome_of(a_case(ends_in_time, limit_s=1.0)).result.verdict is CaseVerdict.PASS
     assert [ctx.limit_s for ctx in attempts] == [1.0, 2.0]
+
+
+def test_a_case_that_its_own_interval_overtakes_is_tried_again_with_longer_ones() -> None:
+    """A broker was accused of a will that came due before the case, on a busy machine, had brought its client back."""
+    stretches: list[int] = []
+
+    async def is_slow(ctx: CaseContext) -> None:
+        stretches.append(ctx.stretch)
+        watch = Stopwatch()
+        with watch.judging_before(60.0):
+            ctx.must(ctx.stretch == 9, "it came in time") if ctx.stretch > 3 else watch.demand_less_than(0.0)
+
+    assert outcome_of(a_case(is_slow)).result.verdict is CaseVerdict.PASS
+    assert stretches == [1, 3, 9]
+
+
+def test_who_is_slow_each_time_is_not_judged_and_who_fails_in_time_is() -> None:
+    async def fails(ctx: CaseContext, within_s: float) -> None:
+        with Stopwatch().judging_before(within_s):
+            ctx.fail("it never came")
+
+    slow = outcome_of(a_case(lambda ctx: fails(ctx, 0.0))).result
+    assert slow.verdict is CaseVerdict.UNSUPPORTED
+    assert slow.detail.startswith("not judged: it took 0.0 s")
+    assert outcome_of(a_case(lambda ctx: fails(ctx, 60.0))).result.verdict is CaseVerdict.FAIL
 
 
 def test_lacking_capability_is_unsupported_without_a_connection() -> None:

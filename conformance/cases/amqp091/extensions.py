@@ -11,6 +11,7 @@ from typing import Any
 
 from assay.conformance.amqp091.client import Channel
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire.amqp091 import Arrival, Typed
 
 _NO_EXPIRATIONS = "an expiration of letters is taken: the server does not look at it"
@@ -151,15 +152,17 @@ async def bad_expiration(ctx: AmqpContext) -> None:
 async def queue_expires(ctx: AmqpContext) -> None:
     """A queue that is not used for x-expires is deleted; one that has a consumer is not.
 
-    500 ms for the one with a consumer, which may come late on a busy machine, and 600 ms for the other: that is asked
-    for until it is gone, and the first then still delivers.
+    500 ms for the one with a consumer, and 600 ms for the other: that is asked for until it is gone, and the first then
+    still delivers.
     """
     ctx.is_timed = True
     connection = await ctx.client()
     channel = await connection.channel()
     await ctx.needs_argument("x-expires", 0)
-    used = await ctx.queue_with(channel, {"x-expires": 500})
-    await channel.consume(used, no_ack=True)
+    watch = Stopwatch()
+    used = await ctx.queue_with(channel, {"x-expires": 500 * ctx.stretch})
+    with watch.judging_before(0.5 * ctx.stretch):
+        await channel.consume(used, no_ack=True)
     unused = await ctx.queue_with(channel, {"x-expires": 600})
     # Asking by Declare would be a use: what the default exchange cannot route comes back.
     asking = await connection.channel()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import (
+    BRIEF_S,
     LASTING,
-    Stopwatch,
+    begin_a_brief_one,
     delivered,
     ends,
     expect_error,
@@ -16,6 +17,7 @@ from assay.conformance.cases.mqtt5.support import (
 )
 from assay.conformance.connection import Connection
 from assay.conformance.rules import Rule
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Properties, Publish, Pubrec, Pubrel, describe
 
 _TOPIC_NAME_INVALID = 0x90
@@ -220,17 +222,16 @@ async def expired(ctx: CaseContext) -> None:
 async def expiry_after_start(ctx: CaseContext) -> None:
     """A QoS 2 message that has been sent is not withdrawn when it expires.
 
-    A subscriber receives a QoS 2 message with expiry 1 s, does not answer, and loses its connection. After 2.5 s it
+    A subscriber receives a QoS 2 message with expiry 2 s, does not answer, and loses its connection. After 3.5 s it
     resumes its session and gets the message again, under the same packet identifier.
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
     await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"begun", qos=2, properties=Properties(message_expiry_interval=1))
-    sent = await first.expect_publish(topic, b"begun", qos=2, ack=False)
+    sent = await begin_a_brief_one(ctx, publisher, first, topic)
     first.abort()
-    await pass_time(ctx, 2.5)
+    await pass_time(ctx, BRIEF_S * ctx.stretch + 1.5)
     back = await resume(ctx, first.client_id, name="back")
     again = await back.expect_publish(topic, b"begun", qos=2, dup=True)
     ctx.must(again.packet_id == sent.packet_id, f"back: expected identifier {sent.packet_id}; seen {describe(again)}")
@@ -247,19 +248,18 @@ async def expiry_after_start(ctx: CaseContext) -> None:
 async def expiry_after_pubrec(ctx: CaseContext) -> None:
     """A QoS 2 exchange that has reached PUBREL is finished although its message has expired.
 
-    A subscriber answers a QoS 2 message of expiry 1 s with PUBREC, receives PUBREL and loses its connection. After
-    2.5 s it resumes its session and gets PUBREL again, under the same packet identifier.
+    A subscriber answers a QoS 2 message of expiry 2 s with PUBREC, receives PUBREL and loses its connection. After
+    3.5 s it resumes its session and gets PUBREL again, under the same packet identifier.
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
     await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"begun", qos=2, properties=Properties(message_expiry_interval=1))
-    sent = await first.expect_publish(topic, b"begun", qos=2, ack=False)
+    sent = await begin_a_brief_one(ctx, publisher, first, topic)
     first.send(Pubrec(packet_id=sent.packet_id))
     await first.expect(Pubrel)
     first.abort()
-    await pass_time(ctx, 2.5)
+    await pass_time(ctx, BRIEF_S * ctx.stretch + 1.5)
     back = await resume(ctx, first.client_id, name="back")
     pubrel = await back.expect(Pubrel)
     ctx.must(pubrel.packet_id == sent.packet_id, f"back: expected identifier {sent.packet_id}; seen {describe(pubrel)}")

@@ -6,7 +6,8 @@ They are published at QoS 1 here: a server may drop one of QoS 0 whenever it lik
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import Stopwatch, delivered, pass_time
+from assay.conformance.cases.mqtt5.support import delivered, pass_time
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Properties, Subscription
 
 

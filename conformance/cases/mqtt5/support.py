@@ -12,6 +12,7 @@ from assay.conformance.case import CaseContext
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import ANSWERS, Rule, StepFailureError
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import (
     Connack,
     Disconnect,
@@ -38,6 +39,8 @@ UNSPECIFIED_ERROR = 0x80
 
 _RETAINED_WITHIN_S = 1.0
 _GOODBYE_S = 2.0
+BRIEF_S = 2
+"""Expiry of a message that is to be sent before that is over, times ``ctx.stretch``."""
 SILENCE_S = 1.0
 """After this a server has nothing more under way, or too little to tell."""
 
@@ -288,28 +291,22 @@ async def subscribe_to_many(
     return granted
 
 
-class Stopwatch:
-    """Real time since it was made, so that a case can tell a slow machine from a wrong broker."""
-
-    def __init__(self) -> None:
-        self._began_s = asyncio.get_running_loop().time()
-
-    @property
-    def elapsed_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._began_s
-
-    def demand_less_than(self, seconds: float) -> None:
-        """Raises :class:`TimeoutError` when the machine was too slow for a case to say anything."""
-        if self.elapsed_s >= seconds:
-            message = f"this machine took {self.elapsed_s:.1f} s for what must take less than {seconds:g} s"
-            raise TimeoutError(message)
-
-
 async def pass_time(ctx: CaseContext, seconds: float) -> None:
     """Let time pass where a statement is about elapsed time. Never used to see whether something still arrives."""
     ctx.is_timed = True
     ctx.note(f"the case lets {seconds:g} s pass")
+    ctx.remaining_s(seconds)
     await asyncio.sleep(seconds)
+    ctx.give_back(seconds)
+
+
+async def begin_a_brief_one(ctx: CaseContext, publisher: Connection, subscriber: Connection, topic: str) -> Publish:
+    """A delivery at QoS 2, which the subscriber does not answer, of a message that expires in :data:`BRIEF_S`."""
+    watch = Stopwatch()
+    brief = Properties(message_expiry_interval=BRIEF_S * ctx.stretch)
+    await publisher.publish(topic, b"begun", qos=2, properties=brief)
+    watch.demand_less_than(BRIEF_S * ctx.stretch / 2)  # else it may have expired before anybody could send it on
+    return await subscriber.expect_publish(topic, b"begun", qos=2, ack=False)
 
 
 async def only_is_retained(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import LASTING, Stopwatch, arrives, only_is_retained, resume
+from assay.conformance.cases.mqtt5.support import LASTING, arrives, only_is_retained, resume
 from assay.conformance.rules import Rule
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Disconnect, Properties, Publish, Subscription, Will
 from assay.conformance.wire.encode import raw_packet
 
@@ -289,20 +290,20 @@ async def delay_kept(ctx: CaseContext) -> None:
 async def reconnect_cancels(ctx: CaseContext) -> None:
     """A client that is back before its will delay is over has no will published.
 
-    A client with will delay 1 s is reset and resumes its session at once. Another client with will delay 2 s is reset
+    A client with will delay 2 s is reset and resumes its session at once. Another client with will delay 3 s is reset
     after that. Its will arrives; the first one has not arrived before it.
     """
     topic, control_topic = ctx.topic("will/client"), ctx.topic("will/control")
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic, control_topic)
-    delayed = Will(topic=topic, payload=b"cancelled", properties=Properties(will_delay_interval=2))
+    delayed = Will(topic=topic, payload=b"cancelled", properties=Properties(will_delay_interval=2 * ctx.stretch))
     client = await ctx.connect(name="client", will=delayed, properties=LASTING)
-    slower = Will(topic=control_topic, payload=b"published", properties=Properties(will_delay_interval=3))
+    slower = Will(topic=control_topic, payload=b"published", properties=Properties(will_delay_interval=3 * ctx.stretch))
     control = await ctx.connect(name="control", will=slower, properties=LASTING)
     watch = Stopwatch()
     client.abort()
     await resume(ctx, client.client_id, name="back")
-    watch.demand_less_than(1.9)
+    watch.demand_less_than(1.9 * ctx.stretch)
     control.abort()
     await watcher.expect_publish(control_topic, b"published")
 

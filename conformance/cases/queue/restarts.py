@@ -26,6 +26,7 @@ from assay.conformance.cases.queue.support import (
 )
 from assay.conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
 from assay.conformance.connection import Connection
+from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Properties, Publish
 
 _LIMIT_S = 15.0
@@ -198,16 +199,18 @@ async def absent(ctx: CaseContext) -> None:
 async def delays(ctx: CaseContext) -> None:
     """A delayed message fires once and a cancelled one never, whether the broker is killed before or after.
 
-    Of three messages delayed by 1, 1 and 3 s the second is cancelled after a restart. The first fires between two
+    Of three messages delayed by 1, 1 and 3 s the first is cancelled before a restart. The second fires between two
     restarts and is settled, the third after them; nothing else ever comes.
     """
     publisher = await ctx.connect(version=5, name="publisher")
     queue = await _new(ctx, publisher, partitions=1)
-    ids: list[str] = []
-    for payload, delay in ((b"soon", "1s"), (b"never", "1s"), (b"late", "3s")):
-        puback = await publish_with(publisher, queue, payload, delay=delay)
-        ids += [value for name, value in puback.properties.user_property if name == "delay-id"]
-    puback = await operate(publisher, queue, "cancel", delay_id=ids[1])
+    watch = Stopwatch()
+    puback = await publish_with(publisher, queue, b"never", delay=f"{ctx.stretch}s")
+    (cancelled,) = [value for name, value in puback.properties.user_property if name == "delay-id"]
+    puback = await operate(publisher, queue, "cancel", delay_id=cancelled)
+    watch.demand_less_than(0.9 * ctx.stretch)  # else it has fired
+    for payload, delay in ((b"soon", f"{ctx.stretch}s"), (b"late", f"{3 * ctx.stretch}s")):
+        await publish_with(publisher, queue, payload, delay=delay)
     ctx.must(puback.reason_code < 0x80, f"publisher: expected the cancellation to be accepted; seen {puback}")
     await ctx.restart()
     consumer = await consume(ctx, queue)

@@ -245,16 +245,6 @@ def test_a_raw_exchange_that_is_not_ended_fails() -> None:
         run(usual, steps)
 
 
-def test_a_slow_machine_is_an_error_of_the_harness() -> None:
-    async def steps(_ctx: CaseContext) -> None:
-        watch = support.Stopwatch()
-        watch.demand_less_than(60.0)
-        watch.demand_less_than(0.0)
-
-    with pytest.raises(TimeoutError, match="this machine took"):
-        run(usual, steps)
-
-
 def test_the_size_of_a_packet_is_that_of_its_bytes() -> None:
     packet = Publish(topic="t", payload=b"x" * 200)
     assert support.wire_size(packet) == len(encode(packet, 5)) == 1 + 2 + 2 + 1 + 1 + 200
