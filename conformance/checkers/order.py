@@ -3,7 +3,8 @@
 Claimed only when the contract's order is ``per_producer_key``. Take the *first* main deliveries: per subject
 (queue, group, value) the delivery of least idx; keep those whose send s has status ok (an unconfirmed message may have
 travelled on a connection that the producer had given up), and, when contract.redelivery_may_reorder, drop those with
-``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it).
+``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it). Those
+that were sent again to a group that had subscribed meanwhile are dropped, too: it never gets what came first.
 Messages with a delay take no part, nor do shared subscriptions, whose order MQTT leaves open (5.0, 4.6).
 A stream is (queue, group, s.producer, s.key, s.lane), where no lane means lane 2. In plain MQTT, whose keys are
 topic and QoS, that is MQTT-4.6.0-5. ::
@@ -69,6 +70,8 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
         event = events[0]
         send = sends.get(value)
         if send is None or send.status is not OpType.OK or send.delay_ns >= 0 or group.startswith(SHARE_PREFIX):
+            continue
+        if send.invocations > 1 and send.inv_idx < tables.subscribed.get((queue, group), -1):
             continue
         if may_reorder and (event.redelivered or event.delivery_count > 1):
             continue

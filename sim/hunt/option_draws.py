@@ -325,6 +325,8 @@ def promised(scenario: Scenario, changed: Scenario) -> Scenario:
     if _ordered(before) is not _ordered(after):
         kept = OrderGuarantee.PER_PRODUCER_KEY if _ordered(after) else OrderGuarantee.NONE
         contract = replace(contract, order=kept)
+    if any(queue.ordering is Ordering.STRICT for queue in after):  # which ignores priorities (Q-PRIO-11)
+        contract = replace(contract, lane_shares="")
     most = max(queue.retry.max_retries for queue in after) + 1
     if most != max((queue.retry.max_retries for queue in before), default=-1) + 1:
         contract = replace(contract, max_deliveries=most)

@@ -3,6 +3,7 @@
 Of two deliveries at consumers that are connected at the same time nothing is known; what counts is an earlier delivery
 to the same consumer, or one before this consumer came. After a crash the broker may no longer know that it had
 delivered the message before, to a third consumer that never saw it; then only the same consumer's deliveries count.
+What was sent again to a group that had subscribed meanwhile counts for nothing: it never gets what came first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ WITH firsts AS (
     JOIN {contracts} k ON k.run_id = m.run_id AND k.order = 'per_producer_key'
     JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
     JOIN {started} p ON p.run_id = m.run_id AND p.process = m.process
-    WHERE m.nth = 1 AND s.delay_ns < 0 AND NOT startswith(m.consumer_group, '$share/')
+    JOIN {scopes} c ON c.run_id = m.run_id AND c.queue = m.queue AND c.consumer_group = m.consumer_group
+    WHERE m.nth = 1 AND NOT (s.invocations > 1 AND s.inv_idx < c.since)
+        AND s.delay_ns < 0 AND NOT startswith(m.consumer_group, '$share/')
         AND NOT (k.redelivery_may_reorder AND (m.redelivered OR m.delivery_count > 1))
 ),
 timeline AS (  -- the deliveries of a stream, and the moments at which its consumers came (these first)

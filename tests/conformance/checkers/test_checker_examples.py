@@ -310,6 +310,21 @@ class TestOrder:
         history.deliver(first, to="c2")
         assert history.found() == []
 
+    @pytest.mark.parametrize(("sends", "late", "accused"), [(2, True, False), (2, False, True), (1, True, True)])
+    def test_what_was_sent_again_to_who_subscribed_meanwhile(self, sends: int, late: bool, accused: bool) -> None:
+        """Swarm seed 200373 of mqtt-sessions: it got what came after the first sending, then the second."""
+        history = History()
+        if late:
+            history.send(0)
+        history.add("c", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        if not late:
+            history.send(0)
+        history.deliver(history.send(1))
+        for _ in range(sends - 1):
+            history.send(0)
+        history.deliver("p-0")
+        assert history.found() == ([("D8", "p-0")] if accused else [])
+
     def test_unconfirmed_sends_have_no_order(self) -> None:
         history = History()
         first, later = history.send(0, status=INFO), history.send(1)
