@@ -103,6 +103,17 @@ class Scenario(_Part, frozen=True, kw_only=True):
         return self.drain_quiet_s or self.contract.delivery_timeout_s + 1.0
 
     @property
+    def longest_wait_s(self) -> float:
+        """How long the broker may have to keep a message back, deliveries aside: one that waits for a time of day waits
+        longer by as much as the clock is set back."""
+        back_s = sum(max(0.0, -fault.by_s) for fault in self.faults)
+        waits_s = (
+            workload.longest_wait_s + (back_s if isinstance(workload, QueueWorkload) and workload.delays else 0.0)
+            for workload in self.workload
+        )
+        return max(waits_s, default=0.0)
+
+    @property
     def production_limit_s(self) -> float:
         """Seconds after which producers give up: twice the schedule, the faults and the drain timeout."""
         schedules = (workload.schedule_s for workload in self.workload)
@@ -182,9 +193,8 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
             f"drain_timeout_s: must exceed the {scenario.quiet_s:g} s of silence that prove a queue empty "
             "(drain_quiet_s, or contract.delivery_timeout_s + 1)"
         )
-    longest_s = max((workload.longest_wait_s for workload in scenario.workload), default=0.0)
-    if scenario.quiet_s <= longest_s:
-        yield f"drain_quiet_s: must exceed the {longest_s:g} s for which messages may be kept back"
+    if scenario.quiet_s <= scenario.longest_wait_s:
+        yield f"drain_quiet_s: must exceed the {scenario.longest_wait_s:g} s for which messages may be kept back"
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -337,8 +337,8 @@ def promised(scenario: Scenario, changed: Scenario) -> Scenario:
 
 
 def patient(scenario: Scenario) -> Scenario:
-    """The scenario with a drain that outlasts all that its configuration may make a message wait for."""
-    waits_s = [workload.longest_wait_s for workload in scenario.workload]
+    """The scenario with a drain that outlasts all that its configuration, or its clock, may make a message wait for."""
+    waits_s = [scenario.longest_wait_s]
     waits_s += map(_longest_wait_s, _configured(scenario))
     if any(isinstance(workload, MqttWorkload) for workload in scenario.workload):
         waits_s.append(scenario.quiet_s - _QUIET_MARGIN_S)

@@ -21,13 +21,13 @@ import msgspec
 
 from assay.conformance.checkers.tables import DLQ_PREFIX
 from assay.faults.fault_kinds import FORMS, names_a_client, why_only_simulated
-from assay.faults.scenario import Fault, FaultKind, Scenario, ScenarioWorld
+from assay.faults.scenario import Fault, FaultKind, QueueWorkload, Scenario, ScenarioWorld
 from assay.faults.workload import client_names
 from assay.reference_broker.trace.fault_classes import CRASHING
 from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from assay.sim.hunt.fault_draws import CLIENT, FAULT_DRAWS, NODE, FaultDraw
-from assay.sim.hunt.option_draws import draw_options, with_options
+from assay.sim.hunt.option_draws import draw_options, patient, with_options
 from assay.sim.hunt.ranges import Spread, Whole
 from assay.sim.hunt.workload_kinds import files_of, lasts_s
 from assay.sim.kernel import substream
@@ -71,6 +71,7 @@ _NEXT: Final = 0.7
 _FEW: Final = Whole(1, 4)
 _HEAL_S: Final = 2.0
 """Beyond the time of the workload, the latest end of a fault."""
+_MOST_BACK_S: Final = 60.0
 _TRIES: Final = 6
 replace = msgspec.structs.replace
 
@@ -370,7 +371,12 @@ def _fits(fault: Fault, others: list[Fault], row: FaultDraw) -> bool:
 
 
 def _with_faults(scenario: Scenario, faults: list[Fault], span_s: float) -> Scenario:
-    """The scenario with these faults, in order of time; where one demands it a restart comes last."""
+    """The scenario with these faults, in order of time; where one demands it a restart comes last.
+
+    The drain outlasts clocks that are set back, so those that messages wait for are so by less than a day.
+    """
+    if any(isinstance(workload, QueueWorkload) and workload.delays for workload in scenario.workload):
+        faults = [replace(fault, by_s=max(fault.by_s, -_MOST_BACK_S)) for fault in faults]
     rows = [FAULT_DRAWS[fault.kind] for fault in faults]
     if any(row.needs_restart or row.shows_without_power for row in rows):
         restart = FaultKind.POWER_LOSS if any(row.shows_without_power for row in rows) else FaultKind.CRASH
@@ -382,4 +388,4 @@ def _with_faults(scenario: Scenario, faults: list[Fault], span_s: float) -> Scen
     faults = sorted(faults, key=lambda fault: (fault.at_s, fault.kind))
     simulated = any(why_only_simulated(fault) for fault in faults)
     worlds = (ScenarioWorld.SIM,) if simulated else scenario.worlds
-    return replace(scenario, faults=tuple(faults), worlds=worlds)
+    return patient(replace(scenario, faults=tuple(faults), worlds=worlds))

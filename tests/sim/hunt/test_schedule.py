@@ -151,6 +151,16 @@ def test_faults_of_the_disk_hit_files_that_the_broker_writes(name: str, written:
     assert drawn == written | {FileKind.ALL}
 
 
+def test_the_drain_outlasts_clocks_that_are_set_back_under_delayed_messages() -> None:
+    """Swarm seed 200029 of delays-priorities: by a clock that was set back by a minute they were due a minute later."""
+    scenario = find_scenario("delays-priorities")
+    drawn = [drawn_blindly(scenario, number).scenario for number in FAMILIES]
+    assert min(fault.by_s for each in drawn for fault in each.faults) == -60.0
+    for each in drawn:
+        back_s = sum(max(0.0, -fault.by_s) for fault in each.faults)
+        assert each.quiet_s > 1.0 + back_s
+
+
 def test_what_aims_hits(schedules: list[Schedule]) -> None:
     """The run is the same up to the added fault, so the fault is where it aims in the second run, too."""
     blind = schedules[0]
@@ -210,6 +220,7 @@ def test_the_contract_follows_from_what_is_drawn(durability: str, means: AckedMe
     changed = with_options(scenario, {"durability": durability, "max_retries": 7, "ordering": "none"})
     assert changed.contract.acked_means is means
     assert changed.contract.max_deliveries == 8
+    assert with_options(scenario, {"ordering": "strict"}).contract.lane_shares == "", "Q-PRIO-11"
     assert changed.contract.order is OrderGuarantee.NONE
     assert changed.quiet_s > changed.contract.delivery_timeout_s
     assert with_options(scenario, {}).contract == scenario.contract
