@@ -54,7 +54,11 @@ EVERYONE = {
         "mqtt5",
         "queue",
     ),
-    "any-pingresp-first+any-packet-id+any-retained-late+any-qos-0-first": ("mqtt311", "mqtt5", "queue"),
+    "any-pingresp-first+any-packet-id+any-retained-late+any-qos-0-first+any-late-qos-1-and-2": (
+        "mqtt311",
+        "mqtt5",
+        "queue",
+    ),
     "any-topics-apart+v5-retained-qos-0-not-kept+any-small-server": (
         "mqtt311",
         "mqtt5",

@@ -193,6 +193,51 @@ def late_qos_0(patch: Patch) -> None:
 
 
 @variation(
+    "any-late-qos-1-and-2",
+    "a server gets to messages of QoS 1 and 2 a tenth of a second later than to whatever else their client sends",
+    freedom="4.3.2 and 4.3.3: nothing says how soon a server takes what it has not acknowledged, or behind what; 4.6, "
+    "as above; 4.4: what was not acknowledged before the connection ended is sent again",
+)
+def late_confirmed(patch: Patch) -> None:
+    waiting: WeakKeyDictionary[MqttConnection, set[int]] = WeakKeyDictionary()
+    """Packet ids at QoS 2."""
+
+    def make(
+        original: Callable[[Inbound, Message, int, float], None],
+    ) -> Callable[[Inbound, Message, int, float], None]:
+        def publish(self: Inbound, message: Message, packet_id: int, now: float) -> None:
+            if message.topic.startswith("$"):
+                original(self, message, packet_id, now)
+                return
+            connection, broker, session = self._connection, self._broker, self._connection.session
+            begun = waiting.setdefault(connection, set())
+            if packet_id in begun:
+                return  # the same message once more
+
+            def get_to_it(later: float) -> None:
+                begun.discard(packet_id)
+                if session is not None and session.connection is connection:
+                    if broker.journal is not None:
+                        connection.await_write(broker.journal.turn)
+                    try:
+                        original(self, message, packet_id, later)
+                    except ProtocolError as error:
+                        connection.fail(error, later)
+                    connection.rouse()
+                elif message.qos == 1:
+                    broker.publish(message, session, later)
+
+            if message.qos == 2:
+                begun.add(packet_id)
+            broker.timers.schedule(now + _UP_TO_S, get_to_it)
+
+        return publish
+
+    patch.wrap(Inbound, "publish_confirmed", make)
+    no_fast_lane(patch)
+
+
+@variation(
     "any-back-pressure",
     "a publish is acknowledged only once no connected client has to be sent what its client published before",
     freedom="4.3.2 and 4.3.3: an acknowledgement says that the server took ownership, and may wait until it did",
