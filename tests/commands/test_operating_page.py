@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
 FORKING = ROOT / "tests" / "support" / "forking_assay.py"
-WAIT_S = 240.0
+WAIT_S = 840.0
 PORTS = ("1883", "5672", "8080", "8443", "9000")
 END_OF_BLOCK = "-- end of block --"
 PRINTED: tuple[tuple[str, ...], ...] = (
@@ -100,7 +100,7 @@ def _free_ports() -> list[str]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("curl") is None or shutil.which("openssl") is None, reason="the page uses both")
 def test_the_commands_of_the_page_work(tmp_path: Path, commands: dict[str, str]) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

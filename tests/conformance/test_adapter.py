@@ -29,7 +29,7 @@ def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
         assert ready["host"] == "127.0.0.1"
         assert ready["pid"] == process.pid
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_it_ends_on_sigterm() -> None:
@@ -37,7 +37,7 @@ def test_it_ends_on_sigterm() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_an_unknown_mutant_is_a_usage_error() -> None:
@@ -103,7 +103,7 @@ def test_a_nursery_that_is_gone_says_so_at_once() -> None:
     target = load_target("reference")
     with Nursery() as nursery:
         nursery._process.kill()
-        nursery._process.wait(20)
+        nursery._process.wait(60)
         with pytest.raises(TargetStartError, match="has ended"), nursery.broker(target, ""):
             pass
 
@@ -141,7 +141,7 @@ def test_a_websocket_listener_is_kept_on_a_free_port_and_named(tmp_path: Path) -
         ready = json.loads(process.stdout.readline())
         assert ready["websocket_port"] not in (0, 8083, ready["port"])
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_nursery_applies_the_configuration_of_the_target() -> None:

@@ -12,7 +12,7 @@ from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueuesCo
 from assay.reference_broker.embedded import Subscription
 from assay.reference_broker.embedded.blocking import Received
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def embedded_config(data_dir: Path | None = None, **defaults: object) -> BrokerConfig:

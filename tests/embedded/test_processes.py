@@ -50,7 +50,7 @@ def forked(work: Callable[[], str]) -> Iterator[Callable[[], str]]:
 
 
 def connected(broker: Broker) -> socket.socket:
-    client = socket.create_connection((broker.host, broker.port), timeout=20)
+    client = socket.create_connection((broker.host, broker.port), timeout=60)
     client.sendall(CONNECT)
     assert client.recv(4) == b"\x20\x02\0\0"
     return client

@@ -320,7 +320,7 @@ def test_proxy_serves_until_it_is_told_to_end(proxy_process: subprocess.Popen[st
     assert address, line
     assert ToxiproxyClient(address.group()).version() == "2.12.0+assay"
     proxy_process.send_signal(signal.SIGTERM)
-    assert proxy_process.wait(10) == 0
+    assert proxy_process.wait(60) == 0
 
 
 def test_a_run_that_saw_too_little_is_repeated_and_then_unknown(run: Callable[..., Any]) -> None:

@@ -102,7 +102,7 @@ def test_a_huge_body_is_refused(embedded: Api) -> None:
 
 
 def test_garbage_gets_an_answer_and_an_end(embedded: Api) -> None:
-    with socket.create_connection(embedded.address, timeout=5) as client:
+    with socket.create_connection(embedded.address, timeout=60) as client:
         client.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 400")
         while client.recv(1_000):
@@ -110,7 +110,7 @@ def test_garbage_gets_an_answer_and_an_end(embedded: Api) -> None:
 
 
 def test_one_connection_serves_many_requests(embedded: Api) -> None:
-    connection = http.client.HTTPConnection(*embedded.address, timeout=5)
+    connection = http.client.HTTPConnection(*embedded.address, timeout=60)
     for _ in range(3):
         connection.request("GET", "/version")
         answer = connection.getresponse()

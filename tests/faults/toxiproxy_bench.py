@@ -33,7 +33,7 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> tuple[int, Any, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(*self.address, timeout=10)
+        connection = http.client.HTTPConnection(*self.address, timeout=60)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -50,7 +50,7 @@ class Api:
 
 def dial(listen: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=5)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

@@ -97,16 +97,16 @@ def test_anybody_asks_whether_it_is_there(guarded: Served) -> None:
     channel = guarded.channel()
     health = health_pb2_grpc.HealthStub(channel)
     serving = health_pb2.HealthCheckResponse.SERVING
-    assert health.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
+    assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == serving
     named = health_pb2.HealthCheckRequest(service="fluxmq.queue.v1.QueueService")
-    assert health.Check(named, timeout=20).status == serving
+    assert health.Check(named, timeout=60).status == serving
     with pytest.raises(grpc.RpcError) as refused:
-        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=60)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.RpcError) as refused:
-        next(health.Watch(named, timeout=20))
+        next(health.Watch(named, timeout=60))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    watch = health.Watch(named, timeout=20, metadata=(("authorization", "Bearer assay_read"),))
+    watch = health.Watch(named, timeout=60, metadata=(("authorization", "Bearer assay_read"),))
     assert next(watch).status == serving
     watch.cancel()
 
@@ -118,9 +118,9 @@ def test_reflection_tells_who_may_read_what_there_is(guarded: Served) -> None:
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="fluxmq.queue.v1.Message"),
     ]
     with pytest.raises(grpc.RpcError) as refused:
-        next(stub.ServerReflectionInfo(iter(asked), timeout=20))
+        next(stub.ServerReflectionInfo(iter(asked), timeout=60))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    told_ = list(stub.ServerReflectionInfo(iter(asked), timeout=20, metadata=(("authorization", "Bearer assay_read"),)))
+    told_ = list(stub.ServerReflectionInfo(iter(asked), timeout=60, metadata=(("authorization", "Bearer assay_read"),)))
     names = {each.name for each in told_[0].list_services_response.service}
     assert {"fluxmq.queue.v1.QueueService", "grpc.health.v1.Health"} < names
     assert told_[1].file_descriptor_response.file_descriptor_proto
@@ -201,7 +201,7 @@ def test_certificates_protect_and_name(tmp_path: Path) -> None:
             f"localhost:{target.port}", grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         ) as channel:
             flux = Service(channel, "fluxmq.queue.v1.QueueService")
-            assert _refusal(flux.GetQueue, name="q", timeout=10.0).code() is grpc.StatusCode.UNAVAILABLE
+            assert _refusal(flux.GetQueue, name="q", timeout=60.0).code() is grpc.StatusCode.UNAVAILABLE
     assert ssl.OPENSSL_VERSION
 
 

@@ -42,7 +42,7 @@ class Served:
         self._clients: list[httpx.Client] = []
 
     def client(self, listener: int = 0, **headers: str) -> httpx.Client:
-        made = httpx.Client(base_url=self.urls[listener], timeout=20.0, headers=headers)
+        made = httpx.Client(base_url=self.urls[listener], timeout=60.0, headers=headers)
         self._clients.append(made)
         return made
 

@@ -108,7 +108,7 @@ def test_nothing_is_left_after_an_interrupt(tmp_path: Path) -> None:
         assert list(tmp_path.glob("*/queued/store/queues/*/partitions/*/*.seg"))
         # Ctrl-C reaches the whole process group.
         os.killpg(bench.pid, signal.SIGINT)
-        _, errors = bench.communicate(timeout=20)
+        _, errors = bench.communicate(timeout=60)
     finally:
         bench.kill()
     assert bench.returncode not in (0, None)

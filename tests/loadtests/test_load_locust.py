@@ -120,14 +120,14 @@ def test_web_page_answers_on_loopback(tmp_path: Path, free_port: Callable[[], in
         process = subprocess.Popen(command, stderr=sink, env=environment, cwd=tmp_path)
     try:
         _await_listener(port, process, log)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
             assert page.status == 200
             assert "Locust" in page.read().decode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats/requests", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats/requests", timeout=60) as page:
             assert json.loads(page.read())["state"] == "ready"
     finally:
         process.terminate()
-        process.wait(15)
+        process.wait(60)
 
 
 def test_locust_is_never_imported_by_the_command() -> None:

@@ -184,6 +184,6 @@ def test_a_limit_that_is_lowered_moves_the_bound() -> None:
         "import resource; from assay.reference_broker.server.file_limit import connection_descriptors\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); print(connection_descriptors())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=90)
     assert int(done.stdout) == 100
     assert connection_descriptors() != 100

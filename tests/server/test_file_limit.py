@@ -19,7 +19,7 @@ print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_the_soft_limit_becomes_the_hard_one() -> None:
     # In a process of its own: the hard limit cannot be raised again.
     script = _SCRIPT.format(hard=700)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=90)
     assert done.stdout.split() == [str(700 - SPARE_FILES), "700", "700"]
 
 
@@ -34,6 +34,6 @@ def test_serve_says_how_many_connections_fit() -> None:
         assert broker.stdout is not None
         assert broker.stdout.readline().startswith("ready ")
         broker.terminate()
-        said = broker.communicate(timeout=30)[1]
+        said = broker.communicate(timeout=90)[1]
     assert f"{700 - SPARE_FILES} connections fit" in said
     assert "ulimit -n" in said

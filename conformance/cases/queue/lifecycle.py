@@ -103,7 +103,7 @@ async def real_timeout(ctx: CaseContext) -> None:
 async def kept(ctx: CaseContext) -> None:
     """Within the timeout nobody else gets the message, and its consumer can settle it.
 
-    One consumer holds a message for 25 of 30 s; neither it nor an idle one of the same group gets anything. Then the
+    One consumer holds a message for 20 of 30 s; neither it nor an idle one of the same group gets anything. Then the
     message is acknowledged, and stays away.
     """
     queue = new_queue(ctx)
@@ -113,7 +113,7 @@ async def kept(ctx: CaseContext) -> None:
     delivery = await holder.expect_publish(payload=b"message")
     idle = await consume(ctx, queue, name="idle")
     await ctx.advance(15)
-    await ctx.advance(10)
+    await ctx.advance(5)
     await idle.expect_nothing()
     await holder.expect_nothing()
     await settle(ctx, holder, queue, "ack", delivery)

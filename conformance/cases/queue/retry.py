@@ -204,17 +204,17 @@ async def timeouts_counted(ctx: CaseContext) -> None:
 async def total_time(ctx: CaseContext) -> None:
     """A message that fails after its total time is a dead letter, however few retries it had.
 
-    With a total time of 60 s: refused at 50 s it comes again; refused at 70 s it does not, and is a dead letter.
+    With a total time of 60 s: refused at 40 s it comes again; refused at 70 s it does not, and is a dead letter.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, queue, b"message")
     consumer = await consume(ctx, queue)
     first = await consumer.expect_publish(payload=b"message")
-    await ctx.advance(50)
+    await ctx.advance(40)
     await settle(ctx, consumer, queue, "nack", first)
     second = await consumer.expect_publish(payload=b"message")
-    await ctx.advance(20)
+    await ctx.advance(30)
     await settle(ctx, consumer, queue, "nack", second)
     await consumer.expect_nothing()
     await expect_dead_letters(ctx, queue, b"message")

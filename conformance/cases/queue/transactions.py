@@ -188,7 +188,7 @@ async def acknowledges(ctx: CaseContext) -> None:
 async def waits(ctx: CaseContext) -> None:
     """A delivery that an open transaction has acknowledged does not time out and goes to nobody else.
 
-    Delivery timeout 30 s; 50 s after the acknowledgement nobody has got the message again. Then the commit.
+    Delivery timeout 30 s; 40 s after the acknowledgement nobody has got the message again. Then the commit.
     """
     queue = new_queue(ctx)
     consumer = await consume(ctx, queue)
@@ -197,7 +197,7 @@ async def waits(ctx: CaseContext) -> None:
     delivery = await consumer.expect_publish(payload=b"in")
     transaction = await producer.begin()
     await producer.ack(consumer, queue, delivery, transaction)
-    await ctx.advance(40)
+    await ctx.advance(30)
     other = await consume(ctx, queue, name="other")
     await ctx.advance(10)
     await consumer.expect_nothing()
