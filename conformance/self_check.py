@@ -31,6 +31,7 @@ from assay.conformance.nursery import Nursery
 from assay.conformance.registry import unproven_case_ids
 from assay.conformance.report import ExitCode, this_machine, utc_now
 from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
+from assay.conformance.targets.probe import HANDSHAKE_TIMEOUT_S
 from assay.reference_broker.trace import results
 from assay.reference_broker.trace.conformance import CaseVerdict
 from assay.reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
@@ -150,7 +151,8 @@ def _run_group(
             at_once = least_at_once if owner is None else max(least_at_once, len(cases))
             options = RunOptions(patience_s=patience_s, concurrency=at_once)
             # All these cases must notice one bug: if the broker dies of it, each of them has.
-            engine = Engine(broker, probe(broker.target, broker.endpoint), options, solo=True)
+            capabilities = probe(broker.target, broker.endpoint, timeout_s=patience_s and HANDSHAKE_TIMEOUT_S)
+            engine = Engine(broker, capabilities, options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
             run = engine.run_all(cases, lambda _outcome: None) if owner is None else engine.run_together(cases)
             outcomes = asyncio.run(run)

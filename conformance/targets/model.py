@@ -266,8 +266,8 @@ class StartHook(_Part, frozen=True, kw_only=True):
     port_from: Literal["free", "stdout"] = "free"
     """``free``: the bench picks the ports. ``stdout``: the first line is JSON with ``host``, ``port`` and, perhaps,
     ``websocket_port``, ``http_port`` and ``grpc_port``."""
-    ready_timeout_s: float = 15.0
-    """Time until an MQTT handshake must succeed."""
+    ready_timeout_s: float = 60.0
+    """Time until an MQTT handshake must succeed; a busy machine needs some of it."""
     stop: tuple[str, ...] = ()
     """Command that stops it; without one the process is terminated."""
     version: tuple[str, ...] = ()
@@ -292,7 +292,7 @@ class RestartHook(_Part, frozen=True, kw_only=True):
     """``TERM`` for a broker that promises to keep only what it could write down in peace."""
     command: tuple[str, ...] = ()
     """Kills a broker that runs already, and starts it again. Other cases do not run meanwhile."""
-    timeout_s: float = 15.0
+    timeout_s: float = 60.0
     """Of the command, and again until an MQTT handshake must succeed."""
 
 

@@ -26,6 +26,8 @@ from assay.conformance.wire.grpc import is_installed
 from assay.conformance.wire.http import GRPC, HTTP_11
 
 HANDSHAKE_TIMEOUT_S = 5.0
+SURE_TIMEOUT_S = 60.0
+"""Of brokers that speak what is asked for: one that had no time to answer would pass for one that does not."""
 _MQTT = (("mqtt311", 4), ("mqtt5", 5))
 _FACES = (("http", HTTP_11), ("grpc", GRPC))
 _SPOKEN = ("mqtt311", "mqtt5", "amqp091", "http", "grpc")
@@ -130,12 +132,14 @@ def _stated(connack: Connack) -> dict[str, CapabilityValue]:
     }
 
 
-def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> dict[str, CapabilityValue]:
+def probe(target: Target, endpoint: Endpoint, *, timeout_s: float | None = None) -> dict[str, CapabilityValue]:
     """Capabilities of a running target: defaults, what it shows, what its file declares.
 
+    Each handshake has ``timeout_s``: by default a minute for brokers of ours, and five seconds for others.
     A declaration may take away what the probe shows (the file knows of a restriction), never add to it.
     Raises :class:`ProbeError` when nothing is spoken.
     """
+    timeout_s = timeout_s or (SURE_TIMEOUT_S if target.is_ours else HANDSHAKE_TIMEOUT_S)
     found = dict(DEFAULT_CAPABILITIES)
     connack: Connack | None = None
     errors = []
