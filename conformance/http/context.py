@@ -18,6 +18,7 @@ from assay.conformance.wire.http import HttpAnswer
 
 HttpCaseFunction = Callable[["HttpContext"], Awaitable[None]]
 QUEUES, TOPICS, BRIDGE, SCHEMAS = "http_queues", "http_topics", "http_bridge", "http_schemas"
+TRACES, VIEWS = "http_traces", "http_views"
 """The APIs, as capabilities."""
 API = "/api/v1"
 PROBLEM = "application/problem+json"

@@ -12,7 +12,7 @@ from assay.reference_broker.config import TenantConfig
 from assay.reference_broker.core.rates import TokenBucket
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
-from assay.reference_broker.mqtt.connections import administration, handlers
+from assay.reference_broker.mqtt.connections import administration
 from assay.reference_broker.mqtt.queue_topics import tenant_names
 from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
@@ -29,7 +29,7 @@ def name_shows(patch: Patch) -> None:
 
 @mutant("queue-tenant-name-in-refusals", "what a client is refused for is told in the broker's names of queues")
 def name_in_refusals(patch: Patch) -> None:
-    patch.replace(handlers, "error_out", lambda tenant, error: error)
+    patch.replace(Tenant, "error_out", lambda _tenant, error: error)
 
 
 @mutant("queue-tenant-dotted-names-pass", "a name that has a dot counts as one with a tenant already")

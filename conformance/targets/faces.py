@@ -21,6 +21,8 @@ HTTP_APIS: Final = {
     "http_topics": ("GET", "/topics", b"topics"),
     "http_schemas": ("GET", "/subjects", b"["),
     "http_bridge": ("POST", "/publish", b""),
+    "http_traces": ("GET", "/traces/stats", b"enabled"),
+    "http_views": ("GET", "/api/v1/whoami", b"scopes"),
 }
 """A request to each API, and what must be in an answer of 200. One that is refused is there; 404 says it is not."""
 

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from assay.reference_broker.queues.messages.address import (
 )
 from assay.reference_broker.trace.context import TRACEPARENT, TRACESTATE, read_context
 
+_Error = TypeVar("_Error", bound=Exception)
 ALL_SCOPES: Final = frozenset(Scope)
 ADMIN_TOPIC: Final = "$admin/queue/"
 _CHECK_TIMEOUT_S = 30.0
@@ -164,6 +165,10 @@ class Caller:
     def named_in(self, name: str) -> str:
         """The opposite, of an id."""
         return name if self.tenant is None else self.tenant.name_in(name)
+
+    def refusal(self, error: _Error) -> _Error | QueueError:
+        """What it is refused for, in names as it knows them."""
+        return error if self.tenant is None or not isinstance(error, QueueError) else self.tenant.error_out(error)
 
     def administer(self, operation: str) -> None:
         """Ask the access rules for an operation of the administration: ``create``, ``<queue>/purge``.

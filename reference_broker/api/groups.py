@@ -38,9 +38,10 @@ async def commit(
     driver, now = asking.service.turn()
     consumer_id = None if member is None else member.client_id
     begin = partial(driver.node.engine.groups.commit, consumer_id=consumer_id, now=now)
-    return await asking.service.each_confirmed(
+    errors = await asking.service.each_confirmed(
         [
             lambda confirm, place=place: begin(place[0], group, place[1], place[2], on_done=confirm)  # type: ignore[misc]
             for place in places
         ]
     )
+    return [None if error is None else asking.caller.refusal(error) for error in errors]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from assay.reference_broker.api.topics import Asking, queue_in
 from assay.reference_broker.config import Scope
 from assay.reference_broker.core.broker import Broker
@@ -85,16 +87,22 @@ async def end(
 
 
 def visible(asking: Asking) -> list[TransactionInfo]:
-    """Who may administer sees all; others those of their own producers."""
-    transactions = asking.service.engine.transactions
-    if asking.caller.may_administer:
-        return transactions.list()
+    """Who may administer sees all; others those of their own producers. With the names that the caller knows."""
+    transactions, told = asking.service.engine.transactions, asking.caller.told
 
-    def is_own(producer_id: int) -> bool:
+    def is_seen(producer_id: int) -> bool:
+        if asking.caller.may_administer:
+            return True
         try:
             asking.service.broker.check_producer(producer_id, asking.caller)
         except QueueError:
             return False
         return True
 
-    return [each for each in transactions.list() if is_own(each.producer_id)]
+    return [
+        msgspec.structs.replace(
+            each, transactional_id=told(each.transactional_id), partitions=tuple(map(told, each.partitions))
+        )
+        for each in transactions.list()
+        if is_seen(each.producer_id)
+    ]

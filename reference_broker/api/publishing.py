@@ -129,7 +129,7 @@ _NOTHING = PublishOptions()
 
 def _became(caller: Caller, told: list[tuple[StoredAs, str]], error: QueueError | None) -> Became:
     if error is not None or not told:
-        return Became(error=error)
+        return Became(error=None if error is None else caller.refusal(error))
     kind, name = told[0]
     if kind is StoredAs.DELAYED:
         return Became(delay_id=caller.told(name))

@@ -71,7 +71,11 @@ async def _respond(service: Service, request: Request, arrival: Arrival) -> Answ
         publication = msgspec.convert(wanted, Publication, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(ProblemCode.BAD_REQUEST, str(error)) from None
-    published = await publish_to_topic(service, caller, msgspec.structs.replace(publication, payload=request.payload))
+    publication = msgspec.structs.replace(publication, payload=request.payload)
+    try:
+        published = await publish_to_topic(service, caller, publication)
+    except QueueError as error:
+        raise caller.refusal(error) from error
     if published.id is None:
         return Answer(code=Code.CHANGED)
     return Answer(code=Code.CHANGED, payload=published.id.encode(), content_format=_TEXT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,12 @@ class Tenant:
         if name.startswith(DEAD_LETTER_PREFIX + self.prefix):
             return DEAD_LETTER_PREFIX + name[len(DEAD_LETTER_PREFIX) + len(self.prefix) :]
         return name.removeprefix(self.prefix)
+
+    def error_out(self, error: QueueError) -> QueueError:
+        """What a client is refused for, in its own names: details begin with them, texts have them anywhere."""
+        details = tuple((name, self.name_out(value)) for name, value in error.details)
+        text = re.sub(rf"(?<![\w.]){re.escape(self.prefix)}", "", error.text)
+        return QueueError(error.code, text, details)
 
     # -- quotas --------------------------------------------------------------------------------------------------
 

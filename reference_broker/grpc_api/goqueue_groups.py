@@ -100,7 +100,7 @@ async def reset_offsets(call: Call, asked: Any) -> Any:
             )
             told["new_offset"] = cursors[partition]
         except QueueError as error:
-            told["error"] = goqueue_error(error)
+            told["error"] = goqueue_error(call.caller.refusal(error))
         results.append(told)
     return M.ResetOffsetsResponse(results=results)
 
@@ -167,7 +167,7 @@ async def abort_transaction(call: Call, asked: Any) -> Any:
 
 @served(Scope.WRITE)
 async def list_transactions(call: Call, _asked: Any) -> Any:
-    return M.ListTransactionsResponse(transactions=[_info(call, each) for each in producers.visible(call)])
+    return M.ListTransactionsResponse(transactions=list(map(_info, producers.visible(call))))
 
 
 @served(Scope.WRITE)
@@ -176,17 +176,17 @@ async def describe_transaction(call: Call, asked: Any) -> Any:
     if not found:
         text = f"there is no open transaction {asked.transaction_id[:80]!r}"
         raise QueueError(QueueErrorCode.UNKNOWN_TRANSACTION, text)
-    return M.DescribeTransactionResponse(transaction=_info(call, found[0]))
+    return M.DescribeTransactionResponse(transaction=_info(found[0]))
 
 
-def _info(call: Call, found: TransactionInfo) -> dict[str, Any]:
+def _info(found: TransactionInfo) -> dict[str, Any]:
     topics: dict[str, list[int]] = {}
     for place in found.partitions:
         queue, _, partition = place.rpartition(":")
-        topics.setdefault(topic_out(call.caller.told(queue)), []).append(int(partition))
+        topics.setdefault(topic_out(queue), []).append(int(partition))
     return {
         "transaction_id": found.transaction_id,
-        "transactional_id": call.caller.told(found.transactional_id),
+        "transactional_id": found.transactional_id,
         "producer_id": found.producer_id,
         "epoch": found.producer_epoch,
         "state": found.state,

@@ -342,7 +342,7 @@ async def batch_ack(call: Call, asked: Any) -> Any:
 
     errors = await call.service.each_confirmed([lambda confirm, each=each: start(confirm, each) for each in named])  # type: ignore[misc]
     failures = [
-        {**each, "error": goqueue_error(error, about_receipt="receipt_handle" in each)}
+        {**each, "error": goqueue_error(call.caller.refusal(error), about_receipt="receipt_handle" in each)}
         for each, error in zip(named, errors, strict=True)
         if error is not None
     ]

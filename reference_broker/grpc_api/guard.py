@@ -100,6 +100,7 @@ class Guard:
         is_goqueue = kind.full_name.startswith("goqueue.")
 
         async def serve(_requests: object, context: Any) -> None:
+            call: Call | None = None
             try:
                 with self._service.requests.take():
                     call = await self._admit(method.scope, context)
@@ -108,7 +109,8 @@ class Guard:
                     if not kind.server_streaming:
                         await self._answer(call, answer)
             except (RequestError, QueueError) as error:
-                await refuse(context, error, is_goqueue=is_goqueue)
+                refused = error if call is None else call.caller.refusal(error)
+                await refuse(context, refused, is_goqueue=is_goqueue)
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.InternalError:

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.http.areas import Area
@@ -82,8 +83,9 @@ def _answer(error: QueueError | RequestError) -> Response:
     return response
 
 
-async def _on_refused(_request: Request, error: Any) -> Response:
-    return _answer(error)
+async def _on_refused(request: Request, error: Any) -> Response:
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return _answer(error if caller is None else caller.refusal(error))
 
 
 async def _on_schema(_request: Request, error: Any) -> Response:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
+from urllib.parse import quote
 
 from assay.conformance.http.client import HttpClient, basic
-from assay.conformance.http.context import API, BRIDGE, QUEUES, HttpContext, http_case, payloads
+from assay.conformance.http.context import (
+    API,
+    BRIDGE,
+    QUEUES,
+    TOPICS,
+    TRACES,
+    VIEWS,
+    HttpContext,
+    http_case,
+    payloads,
+)
 from assay.conformance.rules import Rule
 
 _HASH = (
@@ -25,12 +37,15 @@ def _kept(token: str) -> str:
     return f"sha256${hashlib.sha256(token.encode()).hexdigest()}"
 
 
+_RIGHTS = {"annabel": "#", "gwen": "#", "sam": "#", "maria": "open"}
+"""Of users beside guest: queues."""
+_QUOTAS = {"max_queues": 1, "max_message_bytes": 500, "max_delay_hours": 1.0, "max_groups": 1}
 _LISTENERS = [{"port": 0}, {"port": 0, "protocols": ["http"]}]
 USERS: dict[str, Any] = {
     "listeners": _LISTENERS,
     "auth": {
         "anonymous": False,
-        "users": [{"username": name, "password_hash": _HASH} for name in ("guest", "annabel", "maria")],
+        "users": [{"username": name, "password_hash": _HASH} for name in ("guest", *_RIGHTS)],
         "tokens": [
             {"name": text, "user": "guest", "scopes": scopes, "hash": _kept(text)} for text, scopes in _TOKENS.items()
         ]
@@ -43,17 +58,25 @@ USERS: dict[str, Any] = {
             {"topic": "$queue/#", "access": "readwrite", "user": "guest"},
             {"topic": "$dlq/#", "access": "readwrite", "user": "guest"},
             {"topic": "$admin/#", "access": "readwrite", "user": "guest"},
-            {"topic": "$queue/open", "access": "read", "user": "maria"},
-            {"topic": "$queue/#", "access": "readwrite", "user": "annabel"},
-            {"topic": "$admin/#", "access": "readwrite", "user": "annabel"},
+            *(
+                {"topic": f"{root}/{queues}", "access": "read" if user == "maria" else "readwrite", "user": user}
+                for user, queues in _RIGHTS.items()
+                for root in (("$queue",) if user == "maria" else ("$queue", "$dlq", "$admin"))
+            ),
         ],
     },
     "queues": {
-        "tenants": [{"name": "acme", "users": ["annabel"]}],
-        "configured": [{"name": name, "partitions": 1} for name in ("open", "closed", "acme.own")],
+        "tenants": [
+            {"name": "acme", "users": ["annabel"]},
+            {"name": "acme2", "users": ["gwen"]},
+            {"name": "small", "users": ["sam"], "quotas": _QUOTAS},
+        ],
+        "configured": [{"name": name, "partitions": 1} for name in ("open", "closed", "busy", "acme.own", "acme2.own")],
     },
+    "tracing": {"enabled": True},
 }
-"""Guest may do everything, Maria read from one queue, Annabel is of a tenant; tokens of guest's by what they may do."""
+"""Guest may do everything, Maria read from one queue, the others are of a tenant each; tokens of guest's by what they
+may do."""
 BEYOND: dict[str, Any] = {
     "listeners": [{"port": 0}, {"port": 0, "host": "0.0.0.0", "protocols": ["http"]}],  # noqa: S104 - it is the point
     "testing": {"movable_clock": False},
@@ -208,7 +231,7 @@ async def rules(ctx: HttpContext) -> None:
     clauses=("H-AUTH-7", "H-AUTH-8"),
     settings=USERS,
     mutant="http-tenants-see-all",
-    kills=("http-tenants-administer",),
+    kills=("http-tenants-administer", "queue-tenant-name-in-refusals"),
     together=True,
 )
 async def tenants(ctx: HttpContext) -> None:
@@ -229,7 +252,14 @@ async def tenants(ctx: HttpContext) -> None:
     joined = await annabel.post("/groups/g/join", {"client_id": "a", "topics": ["own"]})
     ctx.same("the topic of its partitions", list(joined.at("assignments", kind=dict)), ["own"])
     for path in ("closed", "acme.own", "open"):
-        ctx.refused(await annabel.get(f"{API}/queues/{path}/stats"), (403, 404))
+        answer = await annabel.get(f"{API}/queues/{path}/stats")
+        ctx.refused(answer, (403, 404))
+        text = answer.body.decode().replace("acme.own", "")
+        ctx.must("acme." not in text, f"expected no names but her own; seen {answer}")
+    bridged = await annabel.post("/publish", {"topic": "$queue/own", "payload": "eA=="})
+    ctx.must("acme" not in bridged.body.decode(), f"expected no names but her own; seen {bridged}")
+    wrong = await annabel.post(f"{API}/queues/own/messages", {"messages": [{"payload": "x", "partition": 9}]})
+    ctx.must("acme." not in wrong.body.decode(), f"expected no names but her own; seen {wrong}")
     for method, path, body in (
         ("POST", f"{API}/queues", {"name": "mine"}),
         ("DELETE", f"{API}/queues/own", None),
@@ -303,3 +333,164 @@ async def other_sites(ctx: HttpContext) -> None:
     answer = await ctx.me.get(path)
     ctx.must(not answer.header("access-control-allow-origin"), "expected no header that lets other sites read it")
     ctx.must(not answer.header("set-cookie"), "expected no cookie")
+
+
+# Who one is, and what one's own is
+
+_G = {"group": "g", "wait_s": 5}
+_TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@http_case(
+    "access/who-one-is",
+    QUEUES,
+    VIEWS,
+    clauses=("H-AUTH-9",),
+    settings=USERS,
+    mutant="http-everybody-is-guest",
+    kills=("http-tenants-are-untold", "http-all-scopes-are-told"),
+    near_miss="http-scopes-in-another-order",
+    together=True,
+)
+async def who(ctx: HttpContext) -> None:
+    """Whoever asks is told the user name, the tenant and the scopes that the broker takes it to have.
+
+    Users, a user of a tenant, which never administers, and tokens; who is nobody is refused.
+    """
+    path = f"{API}/whoami"
+    for client, username, tenant in (
+        (_as(ctx, "guest"), "guest", None),
+        (_as(ctx, "maria"), "maria", None),
+        (_as(ctx, "annabel"), "annabel", "acme"),
+        (_with(ctx, "assay_r"), "guest", None),
+        (_with(ctx, "assay_w"), "guest", None),
+        (_with(ctx, "assay_a"), "guest", None),
+    ):
+        # This route needs the scope to read.
+        if client.name == "assay_w":
+            ctx.refused(await client.get(path), 403, "not_allowed")
+            continue
+        answer = await client.get(path)
+        ctx.status(answer, 200)
+        ctx.same("user name and tenant", (answer.at("username"), answer.at("tenant")), (username, tenant))
+        scopes = set(answer.at("scopes", kind=list))
+        if client.name in _TOKENS:
+            ctx.same(f"the scopes of {client.name}", scopes, set(_TOKENS[client.name]))
+        ctx.must("read" in scopes, f"expected it to read; seen {answer}")
+        ctx.must(tenant is None or "admin" not in scopes, f"expected no administrator; seen {answer}")
+    ctx.refused(await ctx.client("stranger", anonymous=True).get(path), 401, "unauthenticated")
+
+
+@http_case(
+    "access/figures-are-of-ones-own",
+    QUEUES,
+    TOPICS,
+    TRACES,
+    VIEWS,
+    clauses=("H-AUTH-7", "H-ADMIN-10", "H-ADMIN-14", "H-TRACE-5"),
+    settings=USERS,
+    mutant="http-everything-is-read",
+    kills=("http-transactions-of-all", "http-members-are-anybodys", "http-totals-of-nothing"),
+    together=True,
+)
+async def own_figures(ctx: HttpContext) -> None:
+    """A user of a tenant is told figures, topics, groups, transactions and traces of its own queues, by its own names.
+
+    Gwen's queue has four messages, each with another fate, and a delayed one; guest's have the same meanwhile.
+    """
+    gwen, guest = _as(ctx, "gwen"), _as(ctx, "guest")
+    parent = {"traceparent": f"00-{_TRACE}-b7ad6b7169203331-01"}
+    messages = [{"payload": each} for each in "abcd"] + [{"payload": "later", "delay": "1h"}]
+    for client, queue in ((guest, "busy"), (gwen, "own")):
+        path = f"{API}/queues/{queue}/messages"
+        ctx.status(await client.post(path, {"messages": messages}, headers=parent), 200)
+        started = await client.post("/producers/init", {"transactional_id": f"figures-{queue}"})
+        who = {"producer_id": started.at("producer_id"), "epoch": started.at("epoch")}
+        ctx.status(await client.post("/transactions/begin", who), 200)
+    asked = {"group": "figures", "max_messages": 4, "wait_s": 5}
+    taken = (await gwen.post(f"{API}/queues/own/consume", asked)).at("messages", kind=list)
+    ctx.same("the messages", payloads(taken), list("abcd"))
+    for each, outcome in zip(taken, ("accept", "reject", "fail"), strict=False):
+        settled = {"outcome": outcome, "receipts": [each["receipt"]], "delay_s": 600 if outcome == "fail" else None}
+        ctx.status(await gwen.post(f"{API}/queues/own/settle", settled), 200)
+    overview = await gwen.get(f"{API}/overview")
+    totals = [(await gwen.get(f"{API}/stats")).at("queues"), overview.at("stats", "queues")]
+    for told in (*totals, (await gwen.get("/reliability/stats")).json):
+        wanted = {
+            "acked": 1,
+            "rejected": 1,
+            "nacked": 1,
+            "delivered": 4,
+            "redelivered": 0,
+            "delayed": 1,
+            "in_flight": 1,
+        }
+        ctx.same("the figures", {name: told[name] for name in wanted}, wanted)
+    ctx.same("the delayed ones", (await gwen.get("/delay/stats")).at("topics", "own", "pending"), 1)
+    entries = await gwen.get(f"{API}/queues/own/groups/figures/pending")
+    ids = {each["message_id"] for each in entries.at("entries", kind=list)}
+    ctx.same("what is pending", ids, {"own:0:2", "own:0:3"})
+    trace = await gwen.get(f"/traces/{_TRACE}")
+    listed = (await gwen.get(f"{API}/stats/queues?dead_letters=true")).at("queues", kind=list)
+    metrics = (await gwen.get("/metrics")).body.decode()
+    for what, names in (
+        ("topics", (await gwen.get("/topics")).at("topics", kind=list)),
+        ("delays", (await gwen.get("/delay/stats")).at("topics", kind=dict)),
+        ("priorities", (await gwen.get("/priority/stats")).at("topics", kind=dict)),
+        ("figures", [each["queue"] for each in listed]),
+        ("metrics", re.findall(r'mqtt_queue_depth\{queue="([^"]*)"', metrics)),
+        ("steps of a trace", [trace.at("topic")] + [each["topic"] for each in trace.at("spans", kind=list)]),
+        ("groups", [name for each in (await gwen.get("/groups")).at("groups") for name in each["topics"]]),
+    ):
+        ctx.must("own" in names, f"expected her queue in {what}; seen {sorted(names)}")
+        ctx.must(set(names) <= {"own", "own.dlq", "$dlq/own"}, f"expected no others in {what}; seen {sorted(names)}")
+    found = (await gwen.get("/transactions")).at("transactions", kind=list)
+    ctx.same("the transactional ids", [each["transactional_id"] for each in found], ["figures-own"])
+    ctx.same("how many are open", (await gwen.get("/transactions/stats")).at("open"), 1)
+    joined = await guest.post("/groups/figures/join", {"client_id": "a", "topics": ["busy"]})
+    member = quote(joined.at("member_id", kind=str), safe="")
+    ctx.refused(await gwen.get(f"/groups/figures/poll?member_id={member}&timeout=0s"), (403, 404))
+    ctx.refused(await _as(ctx, "maria").get(f"/traces/{'0' * 31}1"), 404, "unknown_trace")
+    seen = await guest.get(f"/traces/{_TRACE}")
+    ctx.must({"busy", "acme2.own"} <= {each["topic"] for each in seen.at("spans")}, f"expected both; seen {seen}")
+    shown = await guest.get(f"{API}/tenants/acme")
+    ctx.same("the queues of another tenant", shown.at("usage", "queues"), 1)
+
+
+@http_case(
+    "access/quotas-are-429",
+    QUEUES,
+    TOPICS,
+    clauses=("H-AUTH-10", "H-ERR-8"),
+    settings=USERS,
+    mutant="http-quotas-are-500",
+    kills=("http-quotas-are-not-asked",),
+    together=True,
+)
+async def quotas(ctx: HttpContext) -> None:
+    """What is over a quota of a tenant is refused with 429 and Retry-After, and nothing of it happens; the rest does.
+
+    A large message, a long delay, a second queue and a second group of a tenant which may have one of each.
+    """
+    sam = _as(ctx, "sam")
+    path = f"{API}/queues/only/messages"
+    ctx.status(await sam.post(path, {"messages": [{"payload": "a"}]}), 200)
+    ctx.same("the message", payloads((await sam.post(f"{API}/queues/only/consume", _G)).at("messages")), ["a"])
+    for target, message in ((path, {"payload": "x" * 600}), (path, {"payload": "x", "delay": "2h"})):
+        answer = await sam.post(target, {"messages": [message]})
+        ctx.publish_refused(answer, 429, "quota")
+        ctx.must(answer.header("retry-after").isdecimal(), f"expected Retry-After; seen {answer}")
+    both = await sam.post(path, {"messages": [{"payload": "x" * 600}, {"payload": "b"}]})
+    ctx.status(both, 207)
+    second = await sam.post(f"{API}/queues/second/messages", {"messages": [{"payload": "a"}]})
+    ctx.publish_refused(second, 429, "quota")
+    ctx.refused(await sam.post(f"{API}/queues/only/consume", {"group": "second"}), 429, "quota")
+    joined = await sam.post("/groups/third/join", {"client_id": "a", "topics": ["only"]})
+    ctx.refused_as_goqueue(joined, 429)
+    ctx.same("the queues", (await sam.get(f"{API}/queues")).at("queues"), ["only"])
+    stats = await sam.get(f"{API}/queues/only/stats")
+    ctx.same("what was taken, and waits", (stats.at("enqueued"), stats.at("delayed")), (2, 0))
+    shown = await _as(ctx, "guest").get(f"{API}/tenants/small")
+    ctx.same("its quotas", {name: shown.at("quotas", name) for name in _QUOTAS}, _QUOTAS)
+    usage = [shown.at("usage", name) for name in ("queues", "partitions", "groups")]
+    ctx.must(usage[0] == usage[2] == 1 and usage[1] >= 1, f"expected one queue and one group; seen {shown}")

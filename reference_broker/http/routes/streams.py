@@ -266,7 +266,7 @@ class _Socket:
             except (ValueError, RecursionError) as error:
                 await self._say(Said(problem=problem_of(RequestError(Code.BAD_REQUEST, str(error)))))
             except (QueueError, RequestError) as error:
-                await self._say(Said(problem=problem_of(error)))
+                await self._say(Said(problem=problem_of(self._caller.refusal(error))))
 
     async def _deliver(self) -> None:
         node = self._service.turn()[0].node

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import asking, enhanced_auth
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.queue_topics.tenant_names import error_out
 from assay.reference_broker.mqtt.sessions.mqtt_broker import NEVER_EXPIRES_S, SubscribeOutcome
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -346,7 +345,7 @@ def acknowledgement(
         reason = PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
         if connection.problem_information:
             if connection.session is not None and connection.session.tenant is not None:
-                error = error_out(connection.session.tenant, error)
+                error = connection.session.tenant.error_out(error)
             details = error.details
             if error.code in _NAMED_ERRORS:
                 details = (("error", error.code.value), *details)

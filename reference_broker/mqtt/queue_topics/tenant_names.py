@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.queues.jobs.confirms import Stored
-from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_ALIAS,
     DEAD_LETTER_PREFIX,
@@ -60,13 +57,6 @@ def message_out(tenant: Tenant, message: Message, queue: str) -> Message:
 
     pairs = tuple((name, out(name, value)) for name, value in message.user_properties)
     return changed(message, topic=topic_out(tenant, message.topic), user_properties=pairs)
-
-
-def error_out(tenant: Tenant, error: QueueError) -> QueueError:
-    """What a client is refused for, in its tenant's names: details begin with them, texts have them anywhere."""
-    details = tuple((name, tenant.name_out(value)) for name, value in error.details)
-    text = re.sub(rf"(?<![\w.]){re.escape(tenant.prefix)}", "", error.text)
-    return QueueError(error.code, text, details)
 
 
 def told_out(tenant: Tenant, on_stored: Stored | None) -> Stored | None:
