@@ -213,6 +213,13 @@ says(
     f"{ACKS}/nack",
     action="requeued",
 )
+says(
+    "http-nacks-tell-no-time",
+    "a nack tells not when the message comes again",
+    "POST",
+    f"{ACKS}/nack",
+    next_visible_at=None,
+)
 skips(
     "http-visibility-dropped",
     "an extension is told only",
@@ -266,6 +273,37 @@ answers(
 )
 hides("http-unknown-producers-are-500", "an unknown producer is told as a bug", _Q.UNKNOWN_PRODUCER, 500)
 hides("http-transaction-state-is-500", "a transaction in another state is told as a bug", _Q.TRANSACTION_STATE, 500)
+hides("http-unknown-transactions-are-500", "an unknown transaction is told as a bug", _Q.UNKNOWN_TRANSACTION, 500)
+hides("http-bad-cursors-are-500", "a place that there is not is told as a bug", _Q.BAD_CURSOR, 500)
+tells(
+    "http-states-are-uncounted",
+    "open transactions are not counted by state",
+    "GET",
+    f"{TRANSACTIONS}/stats",
+    lambda told: {**told, "by_state": {}},
+)
+
+
+@mutant("http-any-transaction-is-ended", "a transaction ends whichever is named")
+def any_transaction_is_ended(patch: Patch) -> None:
+    producers = import_module("assay.reference_broker.api.producers")
+    patch.wrap(producers, "open_of", lambda find: lambda broker, producer_id, _named="": find(broker, producer_id))
+
+
+@mutant("http-transactions-never-time-out", "the time of a transaction is not heeded")
+def transactions_never_time_out(patch: Patch) -> None:
+    producers = import_module("assay.reference_broker.api.producers")
+
+    def make(begin: Any) -> Any:
+        async def patient(asking: Any, producer_id: int, epoch: int, name: str, _timeout_ms: int = 0) -> Any:
+            asking.service.timeouts.pop(producer_id, None)
+            return await begin(asking, producer_id, epoch, name)
+
+        return patient
+
+    patch.wrap(producers, "begin", make)
+
+
 says(
     "http-duplicates-untold", "a duplicate is told as a new message", "POST", f"{TRANSACTIONS}/publish", duplicate=False
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -261,6 +262,16 @@ def _figures(name: str, what: str, change: Callable[[bytes], bytes]) -> None:
 
 
 _figures("http-metrics-of-nothing", "there are no figures", lambda _text: b"")
+_figures(
+    "http-metrics-without-groups",
+    "groups have no figures",
+    lambda text: re.sub(rb'[^\n]*,group="[^\n]*\n', b"", text),
+)
+_figures(
+    "http-metrics-mix-refusals",
+    "what was rejected counts as given back",
+    lambda text: re.sub(rb"(mqtt_queue_nack_total\{[^}]*\}) [^\n]*", rb"\1 0", text),
+)
 _figures("http-metrics-renamed", "figures have other names", lambda text: text.replace(b"mqtt_queue_", b"queue_"))
 
 # Schemas

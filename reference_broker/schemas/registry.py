@@ -313,6 +313,7 @@ class Registry:
         return self._levels.get(subject) or self._levels.get("") or Compatibility(self.config.compatibility)
 
     def mode(self, subject: str, *, or_global: bool = True) -> Mode:
+        """Likewise (SUBJECT_MODE_NOT_FOUND)."""
         if subject and subject not in self._modes and not or_global:
             text = f"Subject '{subject[:80]}' does not have subject-level mode configured"
             raise SchemaError(SchemaErrorCode.SUBJECT_MODE_NOT_FOUND, text)

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from assay.conformance.http.client import Answer, HttpClient, HttpConnection
-from assay.conformance.http.context import API, BRIDGE, QUEUES, TOPICS, HttpContext, http_case, payloads
+from assay.conformance.http.context import API, BRIDGE, QUEUES, TOPICS, VIEWS, HttpContext, http_case, payloads
 from assay.conformance.wire import Properties
 from assay.conformance.wire.websocket import Frame, FrameReader, Opcode, encode_frame
 
@@ -197,6 +197,7 @@ async def bridge_queue(ctx: HttpContext) -> None:
     clauses=("H-BRIDGE-4",),
     requires=("mqtt5",),
     mutant="http-raw-bodies-mended",
+    kills=("http-bridge-drops-retain",),
 )
 async def raw(ctx: HttpContext) -> None:
     """A body that is sent to /m/<path> is published as it is to the topic m/<path>, with qos and retain as asked.
@@ -212,6 +213,13 @@ async def raw(ctx: HttpContext) -> None:
         message = await client.expect_publish(path)
         ctx.same("payload and quality of service", (message.payload, message.qos), (body, 1))
     ctx.status(await ctx.me.post(f"/{path}?qos=3", b"x"), 400)
+    ctx.retained_topics.add(path)
+    raw = {"content-type": "application/octet-stream"}
+    ctx.status(await ctx.me.post(f"/{path}?qos=1&retain=true", b"kept", headers=raw), 200, 202, 204)
+    later = await ctx.connect()
+    await later.subscribe(path, qos=1)
+    message = await later.expect_publish(path)
+    ctx.same("payload and retain", (message.payload, message.retain), (b"kept", True))
 
 
 @http_case(
@@ -242,6 +250,36 @@ async def wrong(ctx: HttpContext) -> None:
         ctx.status(await ctx.me.post("/publish", asked), 400)
     ctx.status(await ctx.me.post("/publish", {"topic": "$SYS/broker/version", "payload": "eA=="}), 403)
     ctx.status(await ctx.me.get("/publish"), 405)
+
+
+@http_case(
+    "crossing/bridge-tells-what-came-of-it",
+    BRIDGE,
+    QUEUES,
+    VIEWS,
+    clauses=("H-BRIDGE-7",),
+    requires=("mqtt5",),
+    mutant="http-bridge-says-matched",
+    kills=("http-bridge-without-ids",),
+)
+async def bridged(ctx: HttpContext) -> None:
+    """The answer of the bridge says whether anybody gets the message, and by which id a queue has it.
+
+    Before a subscription, with one, and with a queue that is bound to the topic.
+    """
+    topic, queue = ctx.topic("t"), await ctx.queue()
+    asked = {"topic": topic, "payload": "eA==", "qos": 1}
+    ctx.same("whether anybody gets it", (await ctx.me.post("/publish", asked)).at("matched"), False)
+    client = await ctx.connect()
+    await client.subscribe(topic, qos=1)
+    ctx.same("whether anybody gets it", (await ctx.me.post("/publish", asked)).at("matched"), True)
+    await client.expect_publish(topic)
+    ctx.status(await ctx.me.put(f"{API}/queues/{queue}/bindings", {"topics": [ctx.topic("bound")]}), 200)
+    bound = await ctx.me.post("/publish", {**asked, "topic": ctx.topic("bound")})
+    ctx.same("whether anybody gets it", bound.at("matched"), True)
+    direct = await ctx.me.post("/publish", {**asked, "topic": f"$queue/{queue}"})
+    found = await ctx.take_all(queue, 2)
+    ctx.same("the id", direct.at("id", kind=str), found[1]["message_id"])
 
 
 # Streams
@@ -298,6 +336,69 @@ async def events(ctx: HttpContext) -> None:
     client.close()
     ctx.same("what was not settled", payloads(await ctx.take_all(queue, 1)), ["a"])
     await ctx.none_left(queue)
+
+
+@http_case(
+    "crossing/a-stream-has-what-it-asks-for",
+    QUEUES,
+    clauses=("H-STREAM-4",),
+    mutant="http-streams-ignore-patterns",
+    kills=("http-streams-ignore-prefetch",),
+)
+async def asked_for(ctx: HttpContext) -> None:
+    """A stream brings the messages of its pattern, and never more unsettled ones than its prefetch.
+
+    Three messages of which two match. A second consumer of the name is refused.
+    """
+    queue = await ctx.queue()
+    keys = ("eu/de", "us", "eu")
+    await ctx.fill(queue, *({"payload": key, "routing_key": key} for key in keys))
+    client = ctx.client("stream")
+    target = f"{API}/queues/{queue}/stream"
+    connection = await client.send("GET", f"{target}?group=g&pattern=eu/%23&prefetch=1")
+    stream = _Events(client, connection)
+    first = await stream.next(ctx)
+    ctx.same("the first", first["payload"], "eu/de")
+    held = (await ctx.me.get(f"{API}/queues/{queue}/consumers")).at("consumers", kind=list)
+    ctx.same("what it holds", [each["in_flight"] for each in held], [1])
+    ctx.refused(await ctx.me.get(f"{target}?group=g&pattern=eu/%23"), 409, "in_use")
+    await ctx.done(queue, "accept", first)
+    ctx.same("the second", (await stream.next(ctx))["payload"], "eu")
+    client.close()
+    for query in ("", "?group=g&prefetch=0", "?group=g&prefetch=x", "?group=g&pattern=a%23"):
+        ctx.refused(await ctx.me.get(target + query), 400)
+
+
+@http_case(
+    "crossing/topics-are-watched",
+    QUEUES,
+    VIEWS,
+    clauses=("H-STREAM-5",),
+    requires=("mqtt5",),
+    mutant="http-watchers-get-no-headers",
+)
+async def watched(ctx: HttpContext) -> None:
+    """Whoever watches a filter is told each message as it comes, with topic, payload, quality, retain and properties.
+
+    One of text and one of bytes; one of another topic between them is not told. Filters that are none are refused.
+    """
+    path = f"{API}/subscriptions/{ctx.topic('watched').replace('/', '%2F')}%2F%2B/stream"
+    watcher = ctx.client("watches")
+    connection = await watcher.send("GET", path)
+    ctx.must(bool(await anext(watcher.parts(connection))), "expected the stream to begin")
+    client, topic = await ctx.connect(), ctx.topic("watched/a")
+    ctx.retained_topics.add(topic)
+    said = Properties(user_property=(("h", "1"),), content_type="text/x")
+    await client.publish(topic, b"text", qos=1, retain=True, properties=said)
+    await client.publish(ctx.topic("watched/a/b"), b"other", qos=1)
+    await client.publish(topic, b"\xff", qos=1)
+    stream = _Events(watcher, connection)
+    first, second = await stream.next(ctx), await stream.next(ctx)
+    seen = [first.get(name) for name in ("topic", "payload", "qos", "retain", "headers", "content_type")]
+    ctx.same("the first", seen, [topic, "text", 1, True, {"h": "1"}, "text/x"])
+    ctx.same("the second", (second["topic"], second["payload_base64"]), (topic, "/w=="))
+    for wrong, status in (("a%23", 400), ("%24queue%2F%23", 403)):
+        ctx.refused(await ctx.me.get(f"{API}/subscriptions/{wrong}/stream"), status)
 
 
 @http_case("crossing/a-socket-has-credit", QUEUES, clauses=("H-STREAM-3",), mutant="http-sockets-ignore-credit")

@@ -200,12 +200,13 @@ async def silent(ctx: HttpContext) -> None:
     TOPICS,
     clauses=("H-GROUP-11", "H-GROUP-12"),
     mutant="http-commits-forgotten",
-    kills=("http-foreign-commits-are-fine",),
+    kills=("http-foreign-commits-are-fine", "http-bad-cursors-are-500"),
 )
 async def offsets(ctx: HttpContext) -> None:
     """Offsets that a member commits settle what it got below them, and the group tells them.
 
-    Who joins next goes on from there. A topic that the member has not joined for is refused with 403.
+    Who joins next goes on from there. A topic that the member has not joined for is refused with 403. An
+    offset that nothing was delivered up to may be refused as well.
     """
     topic, other, group = await ctx.topic_named(), await ctx.topic_named(), ctx.name("g")
     member = (await ctx.join(group, topic)).at("member_id")
@@ -215,6 +216,9 @@ async def offsets(ctx: HttpContext) -> None:
     answer = await ctx.me.post(path, {"member_id": member, "offsets": {topic: {"0": 2}}})
     ctx.status(answer, 200)
     ctx.same("what is committed", (await ctx.me.get(path)).at("topics", topic, "0"), 2)
+    for place, wrong in (("0", -1), ("7", 0), ("x", 0)):
+        body = {"member_id": member, "offsets": {topic: {place: wrong}}}
+        ctx.refused_as_goqueue(await ctx.me.post(path, body), 400, 403, 404)
     foreign = {"member_id": member, "offsets": {other: {"0": 1}}}
     ctx.refused_as_goqueue(await ctx.me.post(path, foreign), 403)
     ctx.status(await ctx.me.post(f"/groups/{group}/leave", {"member_id": member}), 200)
@@ -222,6 +226,8 @@ async def offsets(ctx: HttpContext) -> None:
     ctx.same("what is left", payloads(await ctx.poll_until(group, following, 1)), ["c"])
     nothing = await ctx.poll(group, following)
     ctx.must(not any(nothing.at("messages").values()), f"expected no more; seen {nothing}")
+    ahead = {"member_id": following, "offsets": {topic: {"0": 99}}}
+    ctx.status(await ctx.me.post(path, ahead), 200, 400, 403, 404, 409)
 
 
 @http_case(
@@ -391,7 +397,7 @@ async def settled(ctx: HttpContext) -> None:
     clauses=("H-ACK-3", "H-ACK-4"),
     requires=("http_queues",),
     mutant="http-nack-acks",
-    kills=("http-last-nack-says-requeued",),
+    kills=("http-last-nack-says-requeued", "http-nacks-tell-no-time"),
 )
 async def nack(ctx: HttpContext) -> None:
     """A nack has the message delivered again, and tells so; the one of the last delivery tells of a dead letter.
@@ -402,6 +408,7 @@ async def nack(ctx: HttpContext) -> None:
     answer = await _settle(ctx, "nack", held, reason="not now")
     ctx.status(answer, 200)
     ctx.same("action and deliveries", (answer.at("action"), answer.at("delivery_count")), ("requeued", 1))
+    ctx.must("T" in answer.at("next_visible_at", kind=str), f"expected a time in next_visible_at; seen {answer}")
     (again,) = await ctx.poll_until(group, member, 1)
     ctx.same("offset and value", (again["offset"], again["value"]), (held["offset"], "a"))
     answer = await _settle(ctx, "nack", again)

@@ -289,3 +289,33 @@ async def browse(ctx: HttpContext) -> None:
     for limit in ("0", "-1", "many"):
         ctx.refused(await ctx.me.get(f"{path}?limit={limit}"), 400)
     ctx.same("what is left to consume", payloads(await ctx.take_all(queue, 2)), ["c", "d"])
+
+
+@http_case(
+    "publish/read-browsed-and-consumed-alike",
+    QUEUES,
+    clauses=("H-READ-5", "H-PUB-7"),
+    mutant="http-reads-lose-routing-keys",
+    kills=("http-reads-lose-priorities", "http-deliveries-lose-times"),
+)
+async def alike(ctx: HttpContext) -> None:
+    """A message is told with the same parts whether it is read by its place, browsed or consumed.
+
+    With a key, a routing key, a header, a content type and a priority, at the time at which it was taken.
+    """
+    queue = await ctx.queue()
+    parts = {"key": "k", "routing_key": "eu/de", "headers": {"h": "1"}, "content_type": "text/x", "priority": 1}
+    await ctx.fill(queue, {"payload": "a", **parts})
+    (consumed,) = await ctx.take_all(queue, 1)
+    others = [
+        (await ctx.me.get(f"{API}/queues/{queue}/{path}")).at("messages", 0, kind=dict)
+        for path in ("messages", "partitions/0/messages?from=0")
+    ]
+    for what, message in (("consumed", consumed), ("browsed", others[0]), ("read", others[1])):
+        seen = {name: message.get(name) for name in parts}
+        seen["headers"] = {name: value for name, value in (seen["headers"] or {}).items() if name == "h"}
+        ctx.same(f"what is {what}", (message["payload"], seen), ("a", parts))
+        place = (message["message_id"], message["partition"], message["offset"])
+        ctx.same(f"where it is {what}", place, (consumed["message_id"], 0, 0))
+    times = {round(each["enqueued_at"], 3) for each in (consumed, *others)}
+    ctx.must(len(times) == 1 and min(times) > 0, f"expected one time; seen {sorted(times)}")

@@ -359,3 +359,104 @@ async def restart(ctx: HttpContext) -> None:
     ctx.must(gone not in (await ctx.me.get("/subjects")).json, f"{gone} is there again")
     new = await _registered(ctx, subject, NUMBER)
     ctx.must(new not in (first, last), f"expected a new id; seen {new}")
+
+
+@http_case(
+    "schemas/told-in-every-way",
+    SCHEMAS,
+    clauses=("H-SCHEMA-2", "H-SCHEMA-8", "H-SCHEMA-3"),
+    mutant="http-schemas-are-listed-whole",
+    kills=("http-deleted-users-are-told", "http-differences-are-untold", "http-bare-schemas-are-others"),
+)
+async def told(ctx: HttpContext) -> None:
+    """Schemas are listed by prefix, latest alone or page by page, and told bare; so are the subjects that use one.
+
+    Of two versions one is deleted: it is told where deleted ones are asked for. A comparison tells what differs.
+    """
+    subject, other = ctx.name("s"), ctx.name("s")
+    base, more = BASE | {"title": subject}, OPTIONAL_ADDED | {"title": subject}
+    first, second = await _registered(ctx, subject, base), await _registered(ctx, subject, more)
+    await _registered(ctx, other, base)
+    prefix = f"/schemas?subjectPrefix={subject}"
+    for query, wanted in (("", [1, 2]), ("&latestOnly=true", [2]), ("&offset=1&limit=1", [2]), ("&limit=1", [1])):
+        listed = (await ctx.me.get(prefix + query)).at(kind=list)
+        ctx.same(
+            f"the versions of {query}",
+            [(each["subject"], each["version"]) for each in listed],
+            [(subject, number) for number in wanted],
+        )
+    for path, schema in (
+        (f"/schemas/ids/{first}/schema", base),
+        (f"/subjects/{subject}/versions/2/schema", more),
+        (f"/subjects/{subject}/versions/latest/schema", more),
+    ):
+        ctx.same(f"the schema of {path}", (await ctx.me.get(path)).json, schema)
+    ctx.same("what refers to it", (await ctx.me.get(f"/subjects/{subject}/versions/1/referencedby")).json, [])
+    told = await ctx.me.get(f"/schemas/ids/{first}?fetchMaxId=true")
+    ctx.must(told.at("maxId", kind=int) >= second, f"expected an id of at least {second}; seen {told}")
+    ctx.same("who uses it", sorted((await ctx.me.get(f"/schemas/ids/{first}/subjects")).json), sorted((subject, other)))
+    ctx.status(await ctx.me.delete(f"/subjects/{subject}/versions/1"), 200)
+    for query, users in (("", [other]), ("?deleted=true", sorted((subject, other)))):
+        found = (await ctx.me.get(f"/schemas/ids/{first}/subjects{query}")).json
+        ctx.same(f"who uses it, {query}", sorted(found), users)
+        versions = (await ctx.me.get(f"/schemas/ids/{first}/versions{query}")).json
+        ctx.same(f"which versions are it, {query}", sorted(each["subject"] for each in versions), users)
+    _known(ctx, await ctx.me.delete(f"/subjects/{subject}/versions/1"), 404, 40406)
+    _known(ctx, await ctx.me.delete(f"/subjects/{other}?permanent=true"), 404, 40405)
+    listed = (await ctx.me.get(f"{prefix}&deleted=true")).at(kind=list)
+    ctx.same("the versions with those deleted", [each["version"] for each in listed], [1, 2])
+    for schema, allowed in ((BASE | {"title": subject}, True), (TEXT, False)):
+        asked = {"schemaType": "JSON", "schema": json.dumps(schema)}
+        for path in (f"/compatibility/subjects/{other}/versions", f"/compatibility/subjects/{other}/versions/1"):
+            answer = await ctx.me.post(f"{path}?verbose=true", asked)
+            ctx.same("whether it may follow", answer.at("is_compatible"), allowed)
+            ctx.must(allowed or bool(answer.at("messages", kind=list)), f"expected reasons; seen {answer}")
+
+
+@http_case(
+    "schemas/of-all-subjects",
+    SCHEMAS,
+    "http_topics",
+    clauses=("H-SCHEMA-12", "H-SCHEMA-11", "H-SCHEMA-6", "H-SCHEMA-9"),
+    settings={"schemas": {"compatibility": "FULL"}},
+    mutant="http-the-level-of-all-is-not-asked",
+    kills=("http-the-mode-of-all-is-not-asked", "http-goqueue-deletes-for-good"),
+)
+async def of_all(ctx: HttpContext) -> None:
+    """Level and mode of all subjects hold for those without their own, by both families of routes, until taken back.
+
+    The broker is configured with FULL. GoQueue's routes delete in two steps as well.
+    """
+    subject = ctx.name("s")
+    go = f"/schemas/subjects/{subject}"
+    ctx.same("the level", (await ctx.me.get("/config")).at("compatibilityLevel"), "FULL")
+    ctx.status(await ctx.me.put("/config", {"compatibility": "NONE"}), 200)
+    for path, name in (("/config", "compatibilityLevel"), ("/schemas/config", "compatibility")):
+        ctx.same(f"the level by {path}", (await ctx.me.get(path)).at(name), "NONE")
+    await _registered(ctx, subject, BASE)
+    await _registered(ctx, subject, TEXT)
+    ctx.status(await ctx.me.put("/schemas/config", {"compatibility": "BACKWARD"}), 200)
+    ctx.same(
+        "the level of the subject", (await ctx.me.get(f"/schemas/config/{subject}")).at("compatibility"), "BACKWARD"
+    )
+    _known(ctx, await _register(ctx, subject, NUMBER), 409, 409)
+    ctx.status(await ctx.me.put(f"/schemas/config/{subject}", {"compatibility": "NONE"}), 200)
+    ctx.same("its own level", (await ctx.me.get(f"/config/{subject}")).at("compatibilityLevel"), "NONE")
+    ctx.status(await ctx.me.delete("/config"), 200)
+    ctx.same("the level", (await ctx.me.get("/config")).at("compatibilityLevel"), "FULL")
+    ctx.same("the mode", (await ctx.me.get("/mode")).at("mode"), "READWRITE")
+    ctx.status(await ctx.me.put("/mode", {"mode": "READONLY"}), 200)
+    _known(ctx, await _register(ctx, subject, NUMBER), 422, 42205)
+    ctx.status(await ctx.me.put(f"/mode/{subject}", {"mode": "READWRITE"}), 200)
+    await _registered(ctx, subject, NUMBER)
+    _known(ctx, await ctx.me.put("/mode", {"mode": "WRITEONLY"}), 422, 42204)
+    ctx.status(await ctx.me.put("/mode", {"mode": "READWRITE"}), 200)
+    _known(ctx, await ctx.me.get(f"/mode/{ctx.name('none')}"), 404, 40409)
+    ctx.same("the versions", (await ctx.me.get(go)).json, [1, 2, 3])
+    ctx.same("what was deleted", (await ctx.me.delete(f"{go}/versions/3")).json, 3)
+    ctx.same("the versions", (await ctx.me.get(f"{go}/versions")).json, [1, 2])
+    ctx.same("what was deleted", (await ctx.me.delete(go)).json, [1, 2])
+    ctx.same("those deleted", (await ctx.me.get(f"/subjects/{subject}/versions?deleted=true")).json, [1, 2, 3])
+    ctx.must(subject not in (await ctx.me.get("/schemas/subjects")).json, f"{subject} is still listed")
+    ctx.status(await ctx.me.delete(f"{go}?permanent=true"), 200)
+    ctx.refused_as_goqueue(await ctx.me.get(go), 404)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import permutations
 
-from assay.conformance.http.context import API, QUEUES, TOPICS, HttpContext, http_case
+from assay.conformance.http.context import API, QUEUES, TOPICS, VIEWS, HttpContext, http_case, payloads
 from assay.conformance.wire.http import encode_request
 
 _SMALL = {
@@ -227,16 +228,20 @@ async def goqueue_health(ctx: HttpContext) -> None:
     QUEUES,
     clauses=("H-METRIC-1",),
     mutant="http-metrics-of-nothing",
-    kills=("http-metrics-renamed",),
+    kills=("http-metrics-renamed", "http-metrics-without-groups", "http-metrics-mix-refusals"),
 )
 async def metrics(ctx: HttpContext) -> None:
     """/metrics has the documented figures of a queue and its group, with names as labels, in Prometheus' format.
 
-    Three messages, of which one is settled and one held. Each family has its type.
+    Of five messages one is accepted, one rejected, one has failed and one is held; another is delayed. Each family has
+    its type.
     """
     queue = await ctx.queue()
-    await ctx.fill(queue, "a", "b", "c")
-    await ctx.done(queue, "accept", (await ctx.take_all(queue, 2))[0])
+    ctx.leaves(f"{API}/queues/dlq%2F{queue}")
+    await ctx.fill(queue, *"abcde", {"payload": "later", "delay": "1h"})
+    taken = await ctx.take_all(queue, 4)
+    for each, (outcome, more) in zip(taken, (("accept", {}), ("reject", {}), ("fail", {"delay_s": 600})), strict=False):
+        await ctx.done(queue, outcome, each, **more)
     answer = await ctx.me.get("/metrics")
     ctx.status(answer, 200)
     ctx.must(answer.header("content-type").startswith("text/plain"), f"expected text/plain; seen {answer}")
@@ -246,26 +251,28 @@ async def metrics(ctx: HttpContext) -> None:
     )
     figures = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     for name, wanted in (
-        ("mqtt_queue_depth", 2),
+        ("mqtt_queue_depth", 3),
         ("mqtt_queue_in_flight", 1),
-        ("mqtt_queue_enqueue_total", 3),
-        ("mqtt_queue_dequeue_total", 2),
+        ("mqtt_queue_delayed", 1),
+        ("mqtt_queue_enqueue_total", 5),
+        ("mqtt_queue_dequeue_total", 4),
+        ("mqtt_queue_redelivered_total", 0),
         ("mqtt_queue_ack_total", 1),
-        ("mqtt_queue_dead_letters", 0),
+        ("mqtt_queue_nack_total", 1),
+        ("mqtt_queue_reject_total", 1),
+        ("mqtt_queue_dead_letters", 1),
     ):
         ctx.same(name, float(figures.get(f'{name}{{queue="{queue}"}}', "nan")), float(wanted))
     ctx.same(
         "goqueue_messages_published_total",
         float(figures.get(f'goqueue_messages_published_total{{topic="{queue}"}}', "nan")),
-        3.0,
+        5.0,
     )
     labels = (f'queue="{queue}"', 'group="g"')
-    in_any_order = [f"mqtt_queue_active_consumers{{{first},{second}}}" for first, second in permutations(labels)]
-    ctx.same(
-        "mqtt_queue_active_consumers",
-        next((float(figures[name]) for name in in_any_order if name in figures), float("nan")),
-        1.0,
-    )
+    for name in ("mqtt_queue_active_consumers", "mqtt_queue_group_lag"):
+        in_any_order = [f"{name}{{{first},{second}}}" for first, second in permutations(labels)]
+        seen = next((float(figures[each]) for each in in_any_order if each in figures), float("nan"))
+        ctx.same(name, seen, 1.0)
     ctx.must("# TYPE mqtt_queue_depth gauge" in lines, "expected the type of mqtt_queue_depth")
 
 
@@ -284,3 +291,60 @@ async def document(ctx: HttpContext) -> None:
     for path, operations in paths.items():
         for method, operation in operations.items():
             ctx.must(method == "parameters" or bool(operation["responses"]), f"expected answers of {method} {path}")
+
+
+@http_case(
+    "service/limits-are-told",
+    QUEUES,
+    TOPICS,
+    clauses=("H-LIMIT-6", "H-ERR-8"),
+    settings={
+        "http": {"max_waiting": 1, "max_consumers": 2},
+        "queues": {"max_queues": 3, "max_groups": 2, "max_partitions": 8},
+    },
+    mutant="http-limits-are-500",
+    kills=("http-busy-tells-no-time", "http-any-number-waits"),
+    limit_s=8.0,
+)
+async def limits(ctx: HttpContext) -> None:
+    """What is over a limit of the broker is refused: another long poll, consumer, group, queue, topic or partition.
+
+    Who waits meanwhile gets the message that comes. What was refused is there by nothing.
+    """
+    queues = [await ctx.queue() for _ in range(3)]
+    full = (409, 429, 503)
+    ctx.refused(await ctx.me.post(f"{API}/queues", {"name": ctx.name()}), full, "limit")
+    ctx.refused_as_goqueue(await ctx.me.post("/topics", {"name": ctx.name(), "num_partitions": 1}), *full)
+    ctx.refused(await ctx.me.put(f"{API}/queues/{queues[0]}/partitions", {"count": 9}), full, "limit")
+    ctx.same("the queues", (await ctx.me.get(f"{API}/queues")).at("queues"), sorted(queues))
+    path = f"{API}/queues/{queues[0]}/consume"
+    waiter = ctx.client("waits")
+    poll = asyncio.create_task(waiter.post(path, {"group": "g", "wait_s": 50}))
+    try:
+        await ctx.consumer_is_there(queues[0], "g")
+        busy = await ctx.me.post(f"{API}/queues/{queues[1]}/consume", {"group": "g", "wait_s": 50})
+        ctx.refused(busy, 503, "busy")
+        ctx.must(busy.header("retry-after").isdecimal(), f"expected Retry-After; seen {busy}")
+        ctx.refused(await ctx.me.post(path, {"group": "g", "consumer": "three"}), full, "limit")
+        ctx.refused(await ctx.me.post(f"{API}/queues/{queues[2]}/groups", {"group": "g"}), full, "limit")
+        await ctx.fill(queues[0], "late")
+        ctx.same("the message", payloads((await poll).at("messages")), ["late"])
+    finally:
+        poll.cancel()
+
+
+@http_case("service/the-log-is-said", QUEUES, VIEWS, clauses=("H-ERR-9", "H-ERR-4"), mutant="http-unsupported-is-500")
+async def log(ctx: HttpContext) -> None:
+    """How much is logged is told and set, or refused with 501 by a broker whose log is not its own.
+
+    What is no level is refused in any case.
+    """
+    path = f"{API}/log"
+    told = await ctx.me.get(path)
+    ctx.status(told, 200, 501)
+    if told.status == 200:
+        level = told.at("level", kind=str)
+        ctx.same("the level", (await ctx.me.put(path, {"level": level})).at("level"), level)
+    else:
+        ctx.refused(await ctx.me.put(path, {"level": "info"}), 501, "unsupported")
+    ctx.refused(await ctx.me.put(path, {"level": "whisper"}), (400, 501))

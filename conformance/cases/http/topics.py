@@ -36,6 +36,23 @@ async def created(ctx: HttpContext) -> None:
     ctx.same("partition 1", shown.at("partition_offsets", "1"), {"earliest": 0, "latest": 4})
 
 
+@http_case(
+    "topics/retention-is-kept-as-a-setting",
+    TOPICS,
+    QUEUES,
+    clauses=("H-TOPIC-1", "H-QUEUE-3"),
+    mutant="http-retention-is-dropped",
+)
+async def retention(ctx: HttpContext) -> None:
+    """A topic that is created with retention_hours has it as its retention, as its queue is shown.
+
+    Half a day.
+    """
+    name = await ctx.topic_named(retention_hours=12)
+    shown = await ctx.me.get(f"{API}/queues/{name}")
+    ctx.same("how long messages are kept, in seconds", shown.at("settings", "retention", "max_age_s"), 43_200)
+
+
 @http_case("topics/a-second-of-its-name-is-409", TOPICS, clauses=("H-TOPIC-2", "H-ERR-2"), mutant="http-exists-is-500")
 async def exists(ctx: HttpContext) -> None:
     """Creating a topic that exists is refused with 409 and GoQueue's error.
@@ -222,20 +239,21 @@ async def delayed(ctx: HttpContext) -> None:
 async def cancelled(ctx: HttpContext) -> None:
     """Delayed messages are listed with their times, shown one by one, and never come once they are cancelled.
 
-    Of two one is cancelled; cancelling it again is refused with 404.
+    Of three one is cancelled; cancelling it again is refused with 404.
     """
     name = await ctx.topic_named()
-    answer = await ctx.publish_to(name, {"value": "a", "delay": "60s"}, {"value": "b", "delay": "90s"})
+    delays = (("a", "60s"), ("b", "90s"), ("c", "95s"))
+    answer = await ctx.publish_to(name, *({"value": value, "delay": delay} for value, delay in delays))
     partition, first = answer.at("results", 0, "partition"), answer.at("results", 0, "offset")
     listed = await ctx.me.get(f"/topics/{name}/delayed")
-    ctx.same("topic and count", (listed.at("topic"), listed.at("count")), (name, 2))
+    ctx.same("topic and count", (listed.at("topic"), listed.at("count")), (name, 3))
     for each in listed.at("messages", kind=list):
         ctx.same("the topic", each["topic"], name)
         ctx.must(bool(each["deliver_at"] and each["time_remaining"] and each["state"]), f"seen {each}")
     some = await ctx.me.get(f"/topics/{name}/delayed?limit=1&skip=1")
     ctx.same("the second", [each["offset"] for each in some.at("messages")], [answer.at("results", 1, "offset")])
     ctx.same("one alone", (await ctx.me.get(f"/topics/{name}/delayed/{first}")).at("offset"), first)
-    ctx.same("the figures", (await ctx.me.get("/delay/stats")).at("topics", name, "pending"), 2)
+    ctx.same("the figures", (await ctx.me.get("/delay/stats")).at("topics", name, "pending"), 3)
     path = f"/topics/{name}/delayed/{partition}/{first}"
     ctx.same("canceled", (await ctx.me.delete(path)).at("canceled"), True)
     ctx.refused_as_goqueue(await ctx.me.delete(path), 404)
@@ -243,7 +261,7 @@ async def cancelled(ctx: HttpContext) -> None:
     ctx.refused_as_goqueue(await ctx.me.get(f"/topics/{name}/delayed/999999"), 404)
     await ctx.advance(120)
     read = await ctx.me.get(f"/topics/{name}/partitions/0/messages")
-    ctx.same("what came", payloads(read.at("messages")), ["b"])
+    ctx.same("what came", payloads(read.at("messages")), ["b", "c"])
     ctx.same("what waits", (await ctx.me.get(f"/topics/{name}/delayed")).at("messages"), [])
 
 

@@ -152,6 +152,39 @@ async def abort(ctx: HttpContext) -> None:
 
 
 @http_case(
+    "transactions/unknown-and-timed-out",
+    TOPICS,
+    clauses=("H-TXN-5", "H-TXN-9", "H-TXN-7"),
+    requires=("clock",),
+    mutant="http-transactions-never-time-out",
+    kills=("http-unknown-transactions-are-500", "http-any-transaction-is-ended", "http-states-are-uncounted"),
+)
+async def ends(ctx: HttpContext) -> None:
+    """A transaction that there is not is 404, also to a producer that has another; one of too long a life is aborted.
+
+    Its time is that of the producer, or its own; open ones are counted by state. A name of another is 404.
+    """
+    topic, producer = await ctx.topic_named(), await _begun(ctx, ctx.name("p"))
+    name = (await producer.done("begin")).at("transaction_id", kind=str)
+    for what, more in (("commit", {}), ("abort", {}), ("add-partition", {"topic": topic, "partition": 0})):
+        ctx.refused_as_goqueue(await producer.ask(what, transaction_id=f"{name}-no", **more), 404)
+    heartbeat = {"transactional_id": ctx.name("other"), "epoch": producer.epoch}
+    ctx.refused_as_goqueue(await ctx.me.post(f"/producers/{producer.id}/heartbeat", heartbeat), 404)
+    stats = await ctx.me.get("/transactions/stats")
+    ctx.must(stats.at("open", kind=int) == sum(stats.at("by_state", kind=dict).values()), f"seen {stats}")
+    await producer.done("commit", transaction_id=name)
+    for init_ms, begin_ms in ((0, 2_000), (2_000, 0)):
+        asked = {"transactional_id": producer.name, "transaction_timeout_ms": init_ms}
+        short = _Producer(ctx, producer.name, await ctx.me.post("/producers/init", asked))
+        await short.done("begin", **({"transaction_timeout_ms": begin_ms} if begin_ms else {}))
+        ctx.status(await short.publish(topic, "late", partition=0), 200, 201)
+        await ctx.advance(5)
+        ctx.refused_as_goqueue(await short.ask("commit"), 409, 404)
+    await ctx.publish_to(topic, "plain")
+    ctx.same("what is there", await _polled(ctx, topic), ["plain"])
+
+
+@http_case(
     "transactions/restart-keeps-what-was-committed",
     TOPICS,
     clauses=("H-DUR-1", "H-TXN-3"),
