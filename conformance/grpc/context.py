@@ -301,7 +301,7 @@ class GrpcContext(CaseContext):
         """A new queue; its name."""
         name = self.name()
         self._queues[name] = None
-        await self.done(f"{FLUXMQ}/CreateQueue", name=name, config={"partitions": partitions}, **more)
+        await self.done(f"{FLUXMQ}/CreateQueue", **{"name": name, "config": {"partitions": partitions}, **more})
         return name
 
     def refused(self, reply: Reply, *codes: str) -> None:

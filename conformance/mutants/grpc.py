@@ -13,6 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode
 
@@ -303,6 +305,117 @@ def anybody_asks(patch: Patch) -> None:
         "Credentials",
         lambda make: lambda **said: make(**said or {"username": "guest", "password": b"guest"}),
     )
+
+
+# Pages, sizes, places and times
+
+_asks("grpc-group-pages-repeat", "each page of groups is the first", rf"{FLUXMQ}\.ListConsumerGroups", page_token="")
+_asks("grpc-pending-of-anybody", "what is pending is told of everybody", rf"{FLUXMQ}\.GetPending", consumer_id="")
+_asks("grpc-claims-are-unlimited", "a claim takes all there is", rf"{FLUXMQ}\.Claim", limit=100)
+_asks("grpc-patterns-are-dropped", "a group has no pattern", rf"{FLUXMQ}\.CreateConsumerGroup", pattern="")
+_asks("grpc-reads-are-of-any-size", "a page is of any size", rf"{FLUXMQ}\.ReadBatch", max_bytes=0)
+_asks("grpc-consumes-are-of-any-size", "a consumer is given any size", rf"{FLUXMQ}\.Consume", max_bytes=0)
+_asks(
+    "grpc-latest-is-earliest", "a reset to the latest is one to the earliest", r"goqueue\..*\.ResetOffsets", strategy=1
+)
+_asks("grpc-any-service-serves", "whatever service is asked for serves", r"goqueue\..*\.Check", service="")
+_skips("grpc-added-partitions-are-dropped", "a partition is said to be added", r"goqueue\..*\.AddPartition")
+
+
+def _reads_without(name: str, what: str, methods: str, *fields: str) -> None:
+    """Register a bug: requests are read as if they lacked these fields."""
+
+    def make(function: Serve, _response: Any) -> Serve:
+        async def serve(call: Any, asked: Any) -> Any:
+            for field in fields:
+                asked.ClearField(field)
+            return await function(call, asked)
+
+        return serve
+
+    _serves(name, what, methods, make)
+
+
+_reads_without("grpc-settings-are-dropped", "settings are not heeded", rf"{FLUXMQ}\.CreateQueue", "config")
+_reads_without("grpc-delays-are-dropped", "a delay is not heeded", r"goqueue\..*\.Publish", "delay", "deliver_at")
+_reads_without(
+    "grpc-times-are-the-earliest",
+    "every time is the earliest",
+    r"goqueue\..*\.ConsumeService\.Consume",
+    "start_position",
+)
+_reads_without(
+    "grpc-nacks-come-at-once", "what is given back comes at once", r"goqueue\..*\.Nack", "visibility_timeout"
+)
+_each("grpc-tries-are-uncounted", "no message was tried before", lambda message: message.ClearField("retry_count"))
+
+
+def _changed_results(name: str, what: str, method: str, change: Callable[[Any], object]) -> None:
+    """Register a bug: each of the results of a call is told otherwise."""
+
+    def altered(answer: Any) -> None:
+        for each in getattr(answer, "results", None) or answer.offsets:
+            change(each)
+
+    _serves(name, what, rf"goqueue\..*\.{method}", _writes(altered))
+
+
+_changed_results(
+    "grpc-old-offsets-are-untold",
+    "a reset tells not where the group was",
+    "ResetOffsets",
+    lambda each: each.ClearField("old_offset"),
+)
+_changed_results(
+    "grpc-offsets-of-none",
+    "a partition that there is not is told an offset",
+    "FetchOffsets",
+    lambda each: each.ClearField("error"),
+)
+
+
+@mutant("grpc-any-transaction-is-described", "whichever transaction is asked for, the one that began first is told")
+def any_transaction_is_described(patch: Patch) -> None:
+    producers = import_module("assay.reference_broker.api.producers")
+
+    def make(visible: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+        def first(asking: Any) -> list[Any]:
+            found = visible(asking)
+            return [msgspec.structs.replace(found[0], transaction_id=each.transaction_id) for each in found]
+
+        return first
+
+    patch.wrap(producers, "visible", make)
+
+
+def _told_as(name: str, what: str, codes: tuple[Any, ...], status: str) -> None:
+    """Register a bug: refusals have another status."""
+
+    def apply(patch: Patch) -> None:
+        def change(tell: Any, error: Any, is_goqueue: bool) -> Any:
+            found, text, details = tell(error, is_goqueue=is_goqueue)
+            is_meant = error.code in codes or str(error.code) in codes
+            return (getattr(import_module("grpc").StatusCode, status) if is_meant else found), text, details
+
+        _told(patch, change)
+
+    mutant(name, what)(apply)
+
+
+_UNKNOWN = (_Q.UNKNOWN_QUEUE, _Q.UNKNOWN_GROUP, _Q.UNKNOWN_MEMBER, _Q.UNKNOWN_PRODUCER, _Q.UNKNOWN_TRANSACTION)
+_told_as("grpc-unknown-is-internal", "what is unknown is told as a bug", _UNKNOWN, "INTERNAL")
+_told_as(
+    "grpc-wrong-requests-are-internal",
+    "what is no request is told as a bug",
+    (_Q.BAD_OPTION, _Q.BAD_ADDRESS, "bad_request"),
+    "INTERNAL",
+)
+_told_as("grpc-quotas-are-unavailable", "a quota is told as a broker that is not there", (_Q.QUOTA,), "UNAVAILABLE")
+
+
+@mutant("grpc-unknown-has-no-number", "what is unknown has none of GoQueue's numbers")
+def unknown_has_no_number(patch: Patch) -> None:
+    _told(patch, lambda tell, error, is_goqueue: tell(error, is_goqueue=is_goqueue and error.code not in _UNKNOWN))
 
 
 @variation("any-grpc-late", "every message takes a while", freedom="no rule says how soon a server answers")

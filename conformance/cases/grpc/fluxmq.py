@@ -97,7 +97,7 @@ async def queues(ctx: GrpcContext) -> None:
     FLUX,
     clauses=("G-QUEUE-4", "G-QUEUE-5"),
     mutant="grpc-purge-says-zero",
-    kills=("grpc-updates-do-nothing",),
+    kills=("grpc-updates-do-nothing", "grpc-settings-are-dropped"),
 )
 async def settings(ctx: GrpcContext) -> None:
     """Partitions are added, sizes limited, figures told and messages purged; what a queue does not do is refused.
@@ -117,6 +117,11 @@ async def settings(ctx: GrpcContext) -> None:
     ctx.same("message count", (await ctx.done(f"{_S}/GetStats", queue_name=name)).message_count, 3)
     ctx.same("purged", (await ctx.done(f"{_S}/Purge", queue_name=name)).messages_deleted, 3)
     ctx.same("message count", (await ctx.done(f"{_S}/GetStats", queue_name=name)).message_count, 0)
+    kept = {"retention": {"max_age": {"seconds": 3_600}, "max_bytes": 9_000_000}, "compression": 3}
+    other = await ctx.queue(config=kept)
+    config = (await ctx.done(f"{_S}/GetQueue", name=other)).config
+    seen = (config.retention.max_age.seconds, config.retention.max_bytes, config.compression)
+    ctx.same("retention and compression", seen, (3_600, 9_000_000, 3))
     replicated = await ctx.call(f"{_S}/CreateQueue", name=ctx.name(), config={"replication": {"enabled": True}})
     ctx.refused(replicated, "UNIMPLEMENTED", "OK")
     ctx.refused(await ctx.call(f"{_S}/Truncate", queue_name=name, min_offset=1), "UNIMPLEMENTED", "OK")
@@ -364,3 +369,80 @@ async def claims(ctx: GrpcContext) -> None:
     seen = [(each.value, each.delivery_info.delivery_count) for each in claimed.messages]
     ctx.same("what was claimed", seen, [(b"old", 2)])
     await ctx.done(f"{_S}/Ack", **of, consumer_id="two", receipts=[claimed.messages[0].receipt])
+
+
+# Pages and limits
+
+
+@grpc_case(
+    "groups/page-by-page",
+    FLUX,
+    clauses=("G-GROUP-3", "G-CONS-6", "G-CONS-7"),
+    mutant="grpc-group-pages-repeat",
+    kills=("grpc-pending-of-anybody", "grpc-claims-are-unlimited", "grpc-patterns-are-dropped"),
+)
+async def group_pages(ctx: GrpcContext) -> None:
+    """Groups, and what is pending of one consumer, are listed page by page; a claim takes no more than it asks for.
+
+    Three groups and one with a pattern; two consumers, of which one holds three messages.
+    """
+    name = await ctx.queue()
+    for group in "bac":
+        await ctx.done(f"{_S}/CreateConsumerGroup", queue_name=name, group_id=group)
+    shown = await ctx.done(f"{_S}/CreateConsumerGroup", queue_name=name, group_id="d", pattern="eu/#")
+    ctx.same("the pattern", shown.pattern, "eu/#")
+    listed: list[str] = []
+    token = ""
+    for _ in range(5):
+        page = await ctx.done(f"{_S}/ListConsumerGroups", queue_name=name, limit=3, page_token=token)
+        ctx.must(len(page.groups) <= 3, f"expected at most 3 groups; seen {page}")
+        listed += [each.group_id for each in page.groups]
+        token = page.next_page_token
+        if not token:
+            break
+    ctx.same("the groups", sorted(each.partition("@")[0] for each in listed), list("abcd"))
+    of: dict[str, Any] = {"queue_name": name, "group_id": "a"}
+    await _append(ctx, name, b"0", b"1", b"2", b"3")
+    await _consume(ctx, name, 3, group="a", consumer="one")
+    await _consume(ctx, name, 1, group="a", consumer="two")
+    for consumer, wanted in (("one", [0, 1, 2]), ("two", [3]), ("", [0, 1, 2, 3])):
+        pending = await ctx.done(f"{_S}/GetPending", **of, consumer_id=consumer)
+        ctx.same(f"what {consumer or 'anybody'} holds", [each.offset for each in pending.entries], wanted)
+    claimed = await ctx.done(f"{_S}/Claim", **of, consumer_id="two", limit=2)
+    ctx.same("what was claimed", len(claimed.messages), 2)
+    ctx.refused(await ctx.call(f"{_S}/GetPending", **of, page_token="none"), "INVALID_ARGUMENT")  # noqa: S106
+
+
+@grpc_case(
+    "read/no-larger-than-asked",
+    FLUX,
+    clauses=("G-READ-1", "G-CONS-8"),
+    mutant="grpc-reads-are-of-any-size",
+    kills=("grpc-consumes-are-of-any-size",),
+)
+async def sizes(ctx: GrpcContext) -> None:
+    """Who asks for so many bytes is given one message at least, and no more than fit; nothing is lost by it.
+
+    Of four messages of a thousand bytes two and a half would fit. What a message counts with besides is the broker's.
+    """
+    name = await ctx.queue()
+    values = [bytes([number]) * 1_000 for number in range(4)]
+    await _append(ctx, name, *values)
+    read: list[bytes] = []
+    place = 0
+    while len(read) < 4:
+        page = await ctx.done(f"{_S}/ReadBatch", queue_name=name, start_offset=place, limit=10, max_bytes=2_500)
+        ctx.must(1 <= len(page.messages) <= 2, f"expected one or two messages; seen {len(page.messages)}")
+        read += _values(page.messages)
+        place = page.next_offset
+    ctx.same("what was read", read, values)
+    of: dict[str, Any] = {"queue_name": name, "group_id": "g", "consumer_id": "c"}
+    taken: list[Any] = []
+    while len(taken) < 4:
+        some = (
+            await ctx.done(f"{_S}/Consume", **of, max_messages=10, max_bytes=2_500, wait_time={"seconds": 5})
+        ).messages
+        ctx.must(1 <= len(some) <= 2, f"expected one or two messages; seen {len(some)}")
+        taken += some
+    ctx.same("what was consumed", _values(taken), values)
+    ctx.same("its deliveries", {each.delivery_info.delivery_count for each in taken}, {1})

@@ -11,16 +11,15 @@ from assay.conformance.targets.grpc import ask_health
 from assay.conformance.wire import Properties
 from assay.conformance.wire.grpc import FLUXMQ, HEALTH, interface
 
-_PUBLISH, _CONSUME, _ACK = "goqueue.v1.PublishService", "goqueue.v1.ConsumeService", "goqueue.v1.AckService"
-_OFFSETS, _TXN = "goqueue.v1.OffsetService", "goqueue.v1.TransactionService"
-_HASH = (
-    "scrypt$16$8$1$636f6e666f726d616e63652d73616c74$0f5f1503658de6e051adfc1b109b14f4592fea24e86baedc7e344b71ddf3bde5"
-)
+PUBLISH, CONSUME, ACK = "goqueue.v1.PublishService", "goqueue.v1.ConsumeService", "goqueue.v1.AckService"
+OFFSETS, TRANSACTIONS = "goqueue.v1.OffsetService", "goqueue.v1.TransactionService"
+HASH = "scrypt$16$8$1$636f6e666f726d616e63652d73616c74$0f5f1503658de6e051adfc1b109b14f4592fea24e86baedc7e344b71ddf3bde5"
+_SERVICE_UNKNOWN = 3
 _USERS: dict[str, Any] = {
     "listeners": [{"port": 0}, {"port": 0, "protocols": ["grpc"]}],
     "auth": {
         "anonymous": False,
-        "users": [{"username": "guest", "password_hash": _HASH}],
+        "users": [{"username": "guest", "password_hash": HASH}],
         "tokens": [
             {
                 "name": scope,
@@ -37,7 +36,7 @@ _USERS: dict[str, Any] = {
 
 async def _publish(ctx: GrpcContext, topic: str, *values: bytes, **more: Any) -> None:
     for value in values:
-        await ctx.done(f"{_PUBLISH}/Publish", topic=topic, value=value, **more)
+        await ctx.done(f"{PUBLISH}/Publish", topic=topic, value=value, **more)
 
 
 async def _messages(stream: Stream, count: int) -> list[Any]:
@@ -55,7 +54,7 @@ async def _assigned(ctx: GrpcContext, stream: Stream) -> list[int]:
     return sorted(each.partition for each in told.assignment.partitions)
 
 
-def _number(reply: Any) -> int:
+def number_of(reply: Any) -> int:
     """GoQueue's number of an error in the details of a refusal; 0 = it has none."""
     found = reply.detail(interface().message("goqueue.v1.Error"))
     return 0 if found is None else int(found.code)
@@ -76,17 +75,17 @@ async def publish(ctx: GrpcContext) -> None:
     """
     topic = await ctx.queue(2)
     told = await ctx.done(
-        f"{_PUBLISH}/Publish", topic=topic, key=b"k", value=b"\xff\x00", headers={"h": "1"}, partition=1, priority=1
+        f"{PUBLISH}/Publish", topic=topic, key=b"k", value=b"\xff\x00", headers={"h": "1"}, partition=1, priority=1
     )
     ctx.same("topic, partition, offset", (told.topic, told.partition, told.offset), (topic, 1, 0))
-    again = await ctx.done(f"{_PUBLISH}/Publish", topic=topic, value=b"second", partition=1)
+    again = await ctx.done(f"{PUBLISH}/Publish", topic=topic, value=b"second", partition=1)
     ctx.same("partition, offset", (again.partition, again.offset), (1, 1))
-    stream = ctx.stream(f"{_CONSUME}/Consume", topic=topic, partitions=[1])
+    stream = ctx.stream(f"{CONSUME}/Consume", topic=topic, partitions=[1])
     first, second = await _messages(stream, 2)
     seen = (first.topic, first.partition, first.offset, first.key, first.value, first.headers["h"])
     ctx.same("the message", seen, (topic, 1, 0, b"k", b"\xff\x00", "1"))
     ctx.same("the second", (second.offset, second.value), (1, b"second"))
-    from_1 = ctx.stream(f"{_CONSUME}/Consume", topic=topic, partitions=[1], start_position=2, start_offset=1)
+    from_1 = ctx.stream(f"{CONSUME}/Consume", topic=topic, partitions=[1], start_position=2, start_offset=1)
     ctx.same("from 1 on", (await _messages(from_1, 1))[0].value, b"second")
 
 
@@ -104,7 +103,7 @@ async def stream_of_publishes(ctx: GrpcContext) -> None:
     The second of four has a priority that there is not. An unknown topic is 100 where it is not made by use.
     """
     topic = await ctx.queue()
-    stream = ctx.stream(f"{_PUBLISH}/PublishStream", more=True)
+    stream = ctx.stream(f"{PUBLISH}/PublishStream", more=True)
     for number in range(4):
         stream.send(correlation_id=str(number), topic=topic, value=b"%d" % number, priority=9 if number == 1 else 2)
     stream.done()
@@ -115,12 +114,14 @@ async def stream_of_publishes(ctx: GrpcContext) -> None:
         [("0", 0), ("1", 301), ("2", 0), ("3", 0)],
     )
     ctx.same("the offsets", [each.offset for each in told if not each.error.code], [0, 1, 2])
-    single = await ctx.call(f"{_PUBLISH}/Publish", topic=topic, value=b"x", partition=7)
+    single = await ctx.call(f"{PUBLISH}/Publish", topic=topic, value=b"x", partition=7)
     ctx.refused(single, "INVALID_ARGUMENT", "NOT_FOUND")
-    ctx.must(_number(single) in (102, 103, 301), f"expected a number of GoQueue's; seen {_number(single)} of {single}")
-    exists = await ctx.call(f"{_ACK}/Ack", group_id="g", receipt_handle="garbage")
+    ctx.must(
+        number_of(single) in (102, 103, 301), f"expected a number of GoQueue's; seen {number_of(single)} of {single}"
+    )
+    exists = await ctx.call(f"{ACK}/Ack", group_id="g", receipt_handle="garbage")
     ctx.refused(exists, "INVALID_ARGUMENT")
-    ctx.must(_number(exists) in (301, 302), f"expected 302; seen {_number(exists)} of {exists}")
+    ctx.must(number_of(exists) in (301, 302), f"expected 302; seen {number_of(exists)} of {exists}")
 
 
 @grpc_case(
@@ -137,15 +138,15 @@ async def subscribe(ctx: GrpcContext) -> None:
     Both have one of the two partitions.
     """
     topic, group = await ctx.queue(2), ctx.name("g")
-    first = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
+    first = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     ctx.same("its partitions", await _assigned(ctx, first), [0, 1])
     await _publish(ctx, topic, b"a", partition=0)
     await _publish(ctx, topic, b"b", partition=1)
     held = await _messages(first, 2)
     ctx.same("its messages", sorted(each.value for each in held), [b"a", b"b"])
     for each in held:
-        await ctx.done(f"{_ACK}/Ack", group_id=group, receipt_handle=each.receipt_handle)
-    second = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="two")
+        await ctx.done(f"{ACK}/Ack", group_id=group, receipt_handle=each.receipt_handle)
+    second = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="two")
     share = await _assigned(ctx, second)
     ctx.same("how many it has", len(share), 1)
     await _publish(ctx, topic, b"c", partition=share[0])
@@ -168,30 +169,30 @@ async def acks(ctx: GrpcContext) -> None:
     Of four messages one each; a batch of acks tells of one that is settled already.
     """
     topic, group = await ctx.queue(), ctx.name("g")
-    stream = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
+    stream = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     await _publish(ctx, topic, b"ack", b"nack", b"reject", b"extend")
     held = {each.value: each.receipt_handle for each in await _messages(stream, 4)}
     of: dict[str, Any] = {"group_id": group}
-    ctx.same("success", (await ctx.done(f"{_ACK}/Ack", **of, receipt_handle=held[b"ack"])).success, True)
-    rejected = await ctx.done(f"{_ACK}/Reject", **of, receipt_handle=held[b"reject"], reason="why")
+    ctx.same("success", (await ctx.done(f"{ACK}/Ack", **of, receipt_handle=held[b"ack"])).success, True)
+    rejected = await ctx.done(f"{ACK}/Reject", **of, receipt_handle=held[b"reject"], reason="why")
     ctx.same("success, dead letters", (rejected.success, rejected.dlq_topic), (True, f"{topic}.dlq"))
     more: dict[str, Any] = {"visibility_timeout": {"seconds": 600}}
-    extended = await ctx.done(f"{_ACK}/ExtendVisibility", **of, receipt_handle=held[b"extend"], **more)
+    extended = await ctx.done(f"{ACK}/ExtendVisibility", **of, receipt_handle=held[b"extend"], **more)
     ctx.must(extended.success and extended.new_deadline.seconds > 0, f"expected a new deadline; seen {extended}")
-    ctx.same("success", (await ctx.done(f"{_ACK}/Nack", **of, receipt_handle=held[b"nack"])).success, True)
+    ctx.same("success", (await ctx.done(f"{ACK}/Nack", **of, receipt_handle=held[b"nack"])).success, True)
     (again,) = await _messages(stream, 1)
     ctx.same("what came again", again.value, b"nack")
     for verb in ("Ack", "Nack", "Reject", "ExtendVisibility"):
         reason: dict[str, Any] = {"reason": "why"} if verb == "Reject" else {}
-        refused = await ctx.call(f"{_ACK}/{verb}", **of, receipt_handle=held[b"ack"], **reason)
+        refused = await ctx.call(f"{ACK}/{verb}", **of, receipt_handle=held[b"ack"], **reason)
         ctx.refused(refused, "NOT_FOUND")
-        ctx.must(_number(refused) in (302, 303, 304), f"expected 304; seen {_number(refused)} of {refused}")
+        ctx.must(number_of(refused) in (302, 303, 304), f"expected 304; seen {number_of(refused)} of {refused}")
     batch = await ctx.done(
-        f"{_ACK}/BatchAck", **of, receipt_handles=[held[b"ack"], again.receipt_handle, held[b"extend"]]
+        f"{ACK}/BatchAck", **of, receipt_handles=[held[b"ack"], again.receipt_handle, held[b"extend"]]
     )
     failed = [each.receipt_handle for each in batch.failures]
     ctx.same("succeeded, failed", (batch.success_count, failed), (2, [held[b"ack"]]))
-    letters = ctx.stream(f"{_CONSUME}/Consume", topic=f"{topic}.dlq")
+    letters = ctx.stream(f"{CONSUME}/Consume", topic=f"{topic}.dlq")
     ctx.same("the dead letters", [each.value for each in await _messages(letters, 1)], [b"reject"])
 
 
@@ -209,20 +210,20 @@ async def offsets(ctx: GrpcContext) -> None:
     A partition that there is not fails by itself.
     """
     topic, group = await ctx.queue(), ctx.name("g")
-    stream = ctx.stream(f"{_CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
+    stream = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     await _publish(ctx, topic, b"a", b"b", b"c")
     await _messages(stream, 3)
     of: dict[str, Any] = {"group_id": group}
     wanted = [{"topic": topic, "partition": 0, "offset": 2}, {"topic": topic, "partition": 9, "offset": 2}]
-    told = await ctx.done(f"{_OFFSETS}/CommitOffsets", **of, offsets=wanted)
+    told = await ctx.done(f"{OFFSETS}/CommitOffsets", **of, offsets=wanted)
     ctx.same("which succeeded", [each.success for each in told.results], [True, False])
     place: dict[str, Any] = {"topic": topic, "partition": 0}
-    fetched = await ctx.done(f"{_OFFSETS}/FetchOffsets", **of, partitions=[place])
+    fetched = await ctx.done(f"{OFFSETS}/FetchOffsets", **of, partitions=[place])
     ctx.same("what was committed", [each.offset for each in fetched.offsets], [2])
     stream.cancel()
-    reset = await ctx.done(f"{_OFFSETS}/ResetOffsets", **of, strategy=1, partitions=[place])
+    reset = await ctx.done(f"{OFFSETS}/ResetOffsets", **of, strategy=1, partitions=[place])
     ctx.same("the new place", [each.new_offset for each in reset.results], [0])
-    fetched = await ctx.done(f"{_OFFSETS}/FetchOffsets", **of, partitions=[place])
+    fetched = await ctx.done(f"{OFFSETS}/FetchOffsets", **of, partitions=[place])
     ctx.same("what is committed now", [each.offset for each in fetched.offsets], [0])
 
 
@@ -240,12 +241,12 @@ async def transactions(ctx: GrpcContext) -> None:
     A second producer of the name fences the first, and a transaction that is not open cannot be ended.
     """
     topic, name = await ctx.queue(), ctx.name("p")
-    tail = ctx.stream(f"{_CONSUME}/Consume", topic=topic)
+    tail = ctx.stream(f"{CONSUME}/Consume", topic=topic)
 
     async def begin() -> dict[str, Any]:
-        told = await ctx.done(f"{_TXN}/InitProducer", transactional_id=name)
+        told = await ctx.done(f"{TRANSACTIONS}/InitProducer", transactional_id=name)
         who = {"transactional_id": name, "producer_id": told.producer_id, "epoch": told.epoch}
-        await ctx.done(f"{_TXN}/BeginTransaction", **who)
+        await ctx.done(f"{TRANSACTIONS}/BeginTransaction", **who)
         return who
 
     async def send(who: dict[str, Any], value: bytes) -> None:
@@ -253,24 +254,26 @@ async def transactions(ctx: GrpcContext) -> None:
 
     first = await begin()
     await send(first, b"aborted")
-    listed = (await ctx.done(f"{_TXN}/ListTransactions")).transactions
+    listed = (await ctx.done(f"{TRANSACTIONS}/ListTransactions")).transactions
     ctx.must(
         any(each.producer_id == first["producer_id"] for each in listed), "expected the open transaction in the list"
     )
-    await ctx.done(f"{_TXN}/AbortTransaction", **first)
-    await ctx.done(f"{_TXN}/BeginTransaction", **first)
+    await ctx.done(f"{TRANSACTIONS}/AbortTransaction", **first)
+    await ctx.done(f"{TRANSACTIONS}/BeginTransaction", **first)
     await send(first, b"committed")
-    await ctx.done(f"{_TXN}/CommitTransaction", **first)
+    await ctx.done(f"{TRANSACTIONS}/CommitTransaction", **first)
     await _publish(ctx, topic, b"plain")
     ctx.same("what shows", [each.value for each in await _messages(tail, 2)], [b"committed", b"plain"])
-    ctx.refused(await ctx.call(f"{_TXN}/CommitTransaction", **first), "FAILED_PRECONDITION", "NOT_FOUND")
+    ctx.refused(await ctx.call(f"{TRANSACTIONS}/CommitTransaction", **first), "FAILED_PRECONDITION", "NOT_FOUND")
     await begin()
-    fenced = await ctx.call(f"{_TXN}/BeginTransaction", **first)
+    fenced = await ctx.call(f"{TRANSACTIONS}/BeginTransaction", **first)
     ctx.refused(fenced, "ABORTED", "FAILED_PRECONDITION", "PERMISSION_DENIED")
-    ctx.same("its number", _number(fenced), 402)
+    ctx.same("its number", number_of(fenced), 402)
 
 
-@grpc_case("health/anybody-may-ask", GO, clauses=("G-HEALTH-1",), mutant="grpc-not-serving")
+@grpc_case(
+    "health/anybody-may-ask", GO, clauses=("G-HEALTH-1",), mutant="grpc-not-serving", kills=("grpc-any-service-serves",)
+)
 async def health(ctx: GrpcContext) -> None:
     """Whether the broker is there is told by gRPC's own health and by GoQueue's, once and as a stream.
 
@@ -279,6 +282,9 @@ async def health(ctx: GrpcContext) -> None:
     ctx.must(ask_health(ctx.greeted.host, ctx.greeted.port, timeout_s=5.0) == "OK", f"expected {HEALTH} to answer")
     told = await ctx.call("goqueue.v1.HealthService/Check", metadata=())
     ctx.same("code and status", (told.code, told.value and told.value.status), ("OK", 1))
+    unknown = await ctx.call("goqueue.v1.HealthService/Check", service="none", metadata=())
+    is_told = unknown.code == "NOT_FOUND" or (unknown.code == "OK" and unknown.value.status == _SERVICE_UNKNOWN)
+    ctx.must(is_told, f"expected a service that there is not to be told as such; seen {unknown}")
     stream = ctx.stream("goqueue.v1.HealthService/Watch")
     ctx.same("the first that it tells", (await stream.next()).status, 1)
 
@@ -377,3 +383,139 @@ async def restart(ctx: GrpcContext) -> None:
         ctx.must(bool(some), f"expected 6 messages; seen {len(again)}")
         again += some
     ctx.same("what comes again", sorted(each.value for each in again), sorted(each.value for each in found[4:]))
+
+
+# Places, times and what is told beside
+
+
+@grpc_case(
+    "consume/times-are-heeded",
+    FLUX,
+    GO,
+    clauses=("G-READ-5", "G-PUB-3", "G-ACK-4"),
+    requires=("clock",),
+    mutant="grpc-delays-are-dropped",
+    kills=("grpc-times-are-the-earliest", "grpc-nacks-come-at-once", "grpc-tries-are-uncounted"),
+)
+async def times(ctx: GrpcContext) -> None:
+    """A delayed message comes when it is due, a consumer begins at a time, and what is given back comes when it says.
+
+    The clock is moved between messages. Priority and the number of retries are told.
+    """
+    topic, group = await ctx.queue(), ctx.name("g")
+    early = await ctx.done(f"{PUBLISH}/Publish", topic=topic, value=b"early", priority=1)
+    await ctx.done(f"{PUBLISH}/Publish", topic=topic, value=b"due", delay={"seconds": 60})
+    await ctx.done(
+        f"{PUBLISH}/Publish", topic=topic, value=b"late", deliver_at={"seconds": early.timestamp.seconds + 9_000}
+    )
+    both = {"delay": {"seconds": 1}, "deliver_at": {"seconds": early.timestamp.seconds + 9_000}}
+    ctx.refused(await ctx.call(f"{PUBLISH}/Publish", topic=topic, value=b"x", **both), "INVALID_ARGUMENT")
+    stream = ctx.stream(f"{CONSUME}/Consume", topic=topic)
+    (first,) = await _messages(stream, 1)
+    ctx.same("value and priority", (first.value, first.priority), (b"early", 1))
+    await ctx.advance(100)
+    ctx.same("what was due", (await _messages(stream, 1))[0].value, b"due")
+    await _publish(ctx, topic, b"now")
+    moment = {"seconds": early.timestamp.seconds + 50}
+    later = ctx.stream(f"{CONSUME}/Consume", topic=topic, start_position=3, start_timestamp=moment)
+    ctx.same("what came since", [each.value for each in await _messages(later, 2)], [b"due", b"now"])
+    latest = ctx.stream(
+        f"{CONSUME}/Subscribe", topics=[topic], group_id=ctx.name("latest"), consumer_id="c", start_position=1
+    )
+    await _assigned(ctx, latest)
+    member = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="c")
+    held = (await _messages(member, 3))[0]
+    ctx.same("value and retries", (held.value, held.retry_count), (b"early", 0))
+    asked: dict[str, Any] = {"group_id": group, "receipt_handle": held.receipt_handle}
+    foreign = await ctx.call(f"{ACK}/Ack", group_id="another", receipt_handle=held.receipt_handle)
+    ctx.refused(foreign, "NOT_FOUND", "PERMISSION_DENIED", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
+    told = await ctx.done(f"{ACK}/Nack", **asked, visibility_timeout={"seconds": 300})
+    ahead_s = told.next_visible_at.seconds - early.timestamp.seconds
+    ctx.must(ahead_s >= 390, f"expected a time 300 s ahead of 100 s; seen {ahead_s} s")
+    await _publish(ctx, topic, b"last")
+    ctx.same("what comes first", (await _messages(member, 1))[0].value, b"last")
+    ctx.same("what comes to who began at the end", (await _messages(latest, 1))[0].value, b"last")
+    await ctx.advance(301)
+    (again,) = await _messages(member, 1)
+    ctx.same("value and retries", (again.value, again.retry_count), (b"early", 1))
+
+
+@grpc_case(
+    "offsets/reset-to-anywhere",
+    FLUX,
+    GO,
+    clauses=("G-OFF-1", "G-OFF-2"),
+    mutant="grpc-latest-is-earliest",
+    kills=("grpc-old-offsets-are-untold", "grpc-offsets-of-none"),
+)
+async def anywhere(ctx: GrpcContext) -> None:
+    """Offsets are reset to the latest, and to any, of all partitions or of some, and tell where the group was before.
+
+    All are fetched where none is named; one that there is not has an error of its own.
+    """
+    topic, group = await ctx.queue(2), ctx.name("g")
+    stream = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
+    for partition in (0, 1):
+        await _publish(ctx, topic, b"a", b"b", b"c", partition=partition)
+    for each in await _messages(stream, 6):
+        if each.partition == 1:
+            await ctx.done(f"{ACK}/Ack", group_id=group, receipt_handle=each.receipt_handle)
+    stream.cancel()
+    of: dict[str, Any] = {"group_id": group}
+
+    async def fetched(*partitions: int) -> list[tuple[int, int]]:
+        places = [{"topic": topic, "partition": each} for each in partitions]
+        told = await ctx.done(f"{OFFSETS}/FetchOffsets", **of, partitions=places)
+        return [(each.partition, each.offset) for each in told.offsets if not each.error.code]
+
+    async def is_left() -> bool:
+        shown = await ctx.done(f"{FLUXMQ}/GetConsumerGroup", queue_name=topic, group_id=group)
+        return not shown.consumers
+
+    await ctx.until(is_left, "the consumer to have left")
+    ctx.same("where it is", await fetched(), [(0, 0), (1, 3)])
+    ctx.same("where it is, of those there are", await fetched(1, 9), [(1, 3)])
+    for asked, before, after in (
+        ({"strategy": 2}, [0, 3], [3, 3]),
+        ({"strategy": 4, "offsets": [{"topic": topic, "partition": 1, "offset": 1}]}, [3], [1]),
+        ({"strategy": 1, "partitions": [{"topic": topic, "partition": 0}]}, [3], [0]),
+        ({"strategy": 3, "timestamp": {"seconds": 1}}, [0, 1], [0, 0]),
+    ):
+        told = (await ctx.done(f"{OFFSETS}/ResetOffsets", **of, **asked)).results
+        seen = ([each.old_offset for each in told], [each.new_offset for each in told])
+        ctx.same(f"where it was and is by {asked}", seen, (before, after))
+
+
+@grpc_case(
+    "transactions/described-with-partitions",
+    FLUX,
+    GO,
+    clauses=("G-TXN-3", "G-TXN-2"),
+    mutant="grpc-added-partitions-are-dropped",
+    kills=("grpc-any-transaction-is-described",),
+)
+async def described(ctx: GrpcContext) -> None:
+    """A transaction is described by its id, with its producer, state and the partitions that it writes to.
+
+    One partition is said beforehand, another by a publish. Once it has ended it is not there any more.
+    """
+    topic, name, other = await ctx.queue(3), ctx.name("p"), ctx.name("p")
+    whose: list[tuple[dict[str, Any], str]] = []
+    for each in (other, name):
+        told = await ctx.done(f"{TRANSACTIONS}/InitProducer", transactional_id=each, transaction_timeout_ms=60_000)
+        who = {"transactional_id": each, "producer_id": told.producer_id, "epoch": told.epoch}
+        whose.append((who, (await ctx.done(f"{TRANSACTIONS}/BeginTransaction", **who)).transaction_id))
+    who, transaction = whose[1]
+    await ctx.done(f"{TRANSACTIONS}/AddPartition", **who, topic=topic, partition=2)
+    numbers: dict[str, Any] = {"producer_id": who["producer_id"], "producer_epoch": who["epoch"]}
+    await _publish(ctx, topic, b"x", partition=0, **numbers)
+    told = (await ctx.done(f"{TRANSACTIONS}/DescribeTransaction", transaction_id=transaction)).transaction
+    seen = (told.transaction_id, told.transactional_id, told.producer_id, told.epoch)
+    ctx.same("whose it is", seen, (transaction, name, who["producer_id"], who["epoch"]))
+    places = [(each.topic, sorted(each.partitions)) for each in told.partitions]
+    ctx.same("its partitions", places, [(topic, [0, 2])])
+    ctx.must(bool(told.state) and told.timeout_ms == 60_000, f"expected state and time; seen {told}")
+    for each, _ in whose:
+        await ctx.done(f"{TRANSACTIONS}/CommitTransaction", **each)
+    ended = await ctx.call(f"{TRANSACTIONS}/DescribeTransaction", transaction_id=transaction)
+    ctx.refused(ended, "NOT_FOUND", "FAILED_PRECONDITION")
