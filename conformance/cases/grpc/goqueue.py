@@ -408,7 +408,7 @@ async def times(ctx: GrpcContext) -> None:
     await ctx.done(
         f"{PUBLISH}/Publish", topic=topic, value=b"late", deliver_at={"seconds": early.timestamp.seconds + 9_000}
     )
-    both = {"delay": {"seconds": 1}, "deliver_at": {"seconds": early.timestamp.seconds + 9_000}}
+    both: dict[str, Any] = {"delay": {"seconds": 1}, "deliver_at": {"seconds": early.timestamp.seconds + 9_000}}
     ctx.refused(await ctx.call(f"{PUBLISH}/Publish", topic=topic, value=b"x", **both), "INVALID_ARGUMENT")
     stream = ctx.stream(f"{CONSUME}/Consume", topic=topic)
     (first,) = await _messages(stream, 1)
@@ -515,7 +515,7 @@ async def described(ctx: GrpcContext) -> None:
     places = [(each.topic, sorted(each.partitions)) for each in told.partitions]
     ctx.same("its partitions", places, [(topic, [0, 2])])
     ctx.must(bool(told.state) and told.timeout_ms == 60_000, f"expected state and time; seen {told}")
-    for each, _ in whose:
-        await ctx.done(f"{TRANSACTIONS}/CommitTransaction", **each)
+    for producer, _ in whose:
+        await ctx.done(f"{TRANSACTIONS}/CommitTransaction", **producer)
     ended = await ctx.call(f"{TRANSACTIONS}/DescribeTransaction", transaction_id=transaction)
     ctx.refused(ended, "NOT_FOUND", "FAILED_PRECONDITION")
