@@ -186,12 +186,27 @@ async def sessions(ctx: HttpContext) -> None:
     ctx.refused(await ctx.me.get(f"{API}/sessions?state=sleeping"), 400)
 
 
-@http_case("administration/figures-are-told", QUEUES, clauses=("H-ADMIN-10",), mutant="http-overview-without-queues")
+@http_case(
+    "administration/figures-are-told",
+    QUEUES,
+    clauses=("H-ADMIN-10",),
+    requires=("mqtt5",),
+    mutant="http-overview-without-queues",
+    kills=("http-messages-are-mixed",),
+)
 async def figures(ctx: HttpContext) -> None:
     """Figures of the broker count what is done, and tell of the node, also as parts of the overview.
 
-    They are those of the queues that there are, of which one has a message that was settled.
+    They are those of the queues that there are, of which one has a message that was settled; and of messages of MQTT,
+    of which three hundred are received, and sent to nobody.
     """
+    before = (await ctx.me.get(f"{API}/stats")).at("messages", "received", kind=int)
+    client = await ctx.connect()
+    for _ in range(300):
+        await client.publish(ctx.topic("unheard"), b"x", qos=0)
+    await client.barrier()
+    received = (await ctx.me.get(f"{API}/stats")).at("messages", "received", kind=int) - before
+    ctx.must(received >= 300, f"expected 300 messages more to be received; seen {received}")
     queue = await ctx.queue()
     await ctx.fill(queue, "a")
     await ctx.done(queue, "accept", *await ctx.take_all(queue, 1))

@@ -56,7 +56,7 @@ async def sessions(ctx: HttpContext) -> None:
         if (await ctx.me.get(f"{base}&state=disconnected")).at("sessions", kind=list):
             break
     for more, expected in (("", names), ("&state=connected", names[:2]), ("&state=disconnected", names[2:])):
-        for limit in (1, 100):
+        for limit in (1, 2, 100):
             listed = await _pages(ctx, f"{base}{more}&limit={limit}", "sessions")
             ctx.same(f"the sessions with {more}", [each["client_id"] for each in listed], expected)
     root = one[: -len("x")]
@@ -134,7 +134,7 @@ async def one_partition(ctx: HttpContext) -> None:
 async def claims(ctx: HttpContext) -> None:
     """A claim takes no more than it asks for, for the consumer that it names; one that is named by place is taken too.
 
-    Three of one consumer's are claimed by another: two, then the third by its place.
+    Three of one consumer's are claimed by another: two, then the third by its place, which it gives back as it leaves.
     """
     queue = await ctx.queue(delivery_timeout_s=3_000, group={"session_timeout_s": 3_000})
     await ctx.fill(queue, "a", "b", "c")
@@ -151,7 +151,10 @@ async def claims(ctx: HttpContext) -> None:
     third = await ctx.me.post(path, {**asked, "partition": 0, "offset": held[2]["offset"]})
     ctx.same("what was claimed", payloads(third.at("messages")), ["c"])
     ctx.same("what each of them holds", await shares(), [0, 3])
-    await ctx.done(queue, "accept", *claimed.at("messages"), *third.at("messages"))
+    await ctx.done(queue, "accept", *claimed.at("messages"))
+    left = await ctx.me.post(f"{API}/queues/{queue}/leave", {"group": "g", "consumer": "two"})
+    ctx.same("whether it is there by its name", left.at("left"), True)
+    ctx.same("what it gave back", payloads(await ctx.take_all(queue, 1, consumer="one")), ["c"])
 
 
 @http_case(

@@ -233,15 +233,16 @@ async def goqueue_health(ctx: HttpContext) -> None:
 async def metrics(ctx: HttpContext) -> None:
     """/metrics has the documented figures of a queue and its group, with names as labels, in Prometheus' format.
 
-    Of five messages one is accepted, one rejected, one has failed and one is held; another is delayed. Each family has
-    its type.
+    Of eight messages one is accepted, two rejected, three have failed, one is held and one left; another is delayed.
+    Each family has its type.
     """
     queue = await ctx.queue()
     ctx.leaves(f"{API}/queues/dlq%2F{queue}")
-    await ctx.fill(queue, *"abcde", {"payload": "later", "delay": "1h"})
-    taken = await ctx.take_all(queue, 4)
-    for each, (outcome, more) in zip(taken, (("accept", {}), ("reject", {}), ("fail", {"delay_s": 600})), strict=False):
-        await ctx.done(queue, outcome, each, **more)
+    await ctx.fill(queue, *"abcdefgh", {"payload": "later", "delay": "1h"})
+    taken = await ctx.take_all(queue, 7)
+    await ctx.done(queue, "accept", taken[0])
+    await ctx.done(queue, "reject", *taken[1:3])
+    await ctx.done(queue, "fail", *taken[3:6], delay_s=600)
     answer = await ctx.me.get("/metrics")
     ctx.status(answer, 200)
     ctx.must(answer.header("content-type").startswith("text/plain"), f"expected text/plain; seen {answer}")
@@ -251,22 +252,22 @@ async def metrics(ctx: HttpContext) -> None:
     )
     figures = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     for name, wanted in (
-        ("mqtt_queue_depth", 3),
+        ("mqtt_queue_depth", 5),
         ("mqtt_queue_in_flight", 1),
         ("mqtt_queue_delayed", 1),
-        ("mqtt_queue_enqueue_total", 5),
-        ("mqtt_queue_dequeue_total", 4),
+        ("mqtt_queue_enqueue_total", 8),
+        ("mqtt_queue_dequeue_total", 7),
         ("mqtt_queue_redelivered_total", 0),
         ("mqtt_queue_ack_total", 1),
-        ("mqtt_queue_nack_total", 1),
-        ("mqtt_queue_reject_total", 1),
-        ("mqtt_queue_dead_letters", 1),
+        ("mqtt_queue_nack_total", 3),
+        ("mqtt_queue_reject_total", 2),
+        ("mqtt_queue_dead_letters", 2),
     ):
         ctx.same(name, float(figures.get(f'{name}{{queue="{queue}"}}', "nan")), float(wanted))
     ctx.same(
         "goqueue_messages_published_total",
         float(figures.get(f'goqueue_messages_published_total{{topic="{queue}"}}', "nan")),
-        5.0,
+        8.0,
     )
     labels = (f'queue="{queue}"', 'group="g"')
     for name in ("mqtt_queue_active_consumers", "mqtt_queue_group_lag"):
