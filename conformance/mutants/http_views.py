@@ -342,6 +342,7 @@ def retention_is_dropped(patch: Patch) -> None:
 # Limits, streams, the bridge
 
 hides("http-limits-are-500", "a limit that is reached is told as a bug", QueueErrorCode.LIMIT, 500)
+hides("http-disks-that-refuse-are-500", "what the disk refuses is told as a bug", QueueErrorCode.STORAGE_FAILED, 500)
 mutant("http-busy-tells-no-time", "who may come back when less is under way is not told when")(
     lambda patch: row(patch, code("BUSY"), 503)
 )

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import json
+import resource
 from typing import Any
 
+from assay.conformance.cases.queue.refusing_disk import limit_files, limit_near
 from assay.conformance.http.client import Answer, HttpClient, HttpConnection
 from assay.conformance.http.context import API, BRIDGE, QUEUES, TOPICS, VIEWS, HttpContext, http_case, payloads
 from assay.conformance.wire import Properties
@@ -548,3 +550,45 @@ async def publishers(ctx: HttpContext) -> None:
                 await ctx.take_all(queue, sum(int(name.split("-")[0]) % 2 == queues.index(queue) for name in taken))
             )
     ctx.must(taken <= set(found), f"expected all {len(taken)} messages; {len(taken - set(found))} are missing")
+
+
+@http_case(
+    "restart/what-the-disk-refuses-is-503",
+    QUEUES,
+    clauses=("H-DUR-3", "H-ERR-8"),
+    requires=("restart", "data_dir"),
+    settings={"queues": {"segment_bytes": 4_000_000, "defaults": {"durability": "fsync"}}},
+    mutant="http-disks-that-refuse-are-500",
+    kills=("refused-write-is-confirmed",),
+    near_miss="refused-notes-the-count",
+    limit_s=20.0,
+)
+async def refused(ctx: HttpContext) -> None:
+    """What the disk refuses is refused with 503 and Retry-After, and never given out; what was taken outlives a kill.
+
+    Files of the broker's process reach a limit of the system among forty messages; then that is gone.
+    """
+    queue = await ctx.queue()
+    await ctx.fill(queue, "first")
+    taken, statuses = ["first"], set()
+    limit_near(ctx)
+    for number in range(40):
+        payload = f"{number:04d}" + "." * 2_000
+        answer = await ctx.me.post(f"{API}/queues/{queue}/messages", {"messages": [{"payload": payload}]})
+        statuses.add(answer.status)
+        if answer.status == 200:
+            taken.append(payload)
+        else:
+            ctx.publish_refused(answer, 503, "storage_failed")
+            ctx.must(answer.header("retry-after").isdecimal(), f"expected Retry-After; seen {answer}")
+    ctx.status(await ctx.me.get("/health"), 200)
+    ctx.status(await ctx.me.get("/ready"), 200, 503)
+    limit_files(ctx, resource.RLIM_INFINITY)
+    await ctx.fill(queue, "last")
+    taken.append("last")
+    for group in ("now", "later"):
+        found = payloads(await ctx.take_all(queue, len(taken), group=group))
+        ctx.same(f"what comes {group}", [each[:5] for each in found], [each[:5] for each in taken])
+        await ctx.restart()
+    if statuses == {200}:
+        ctx.unsupported("the limit of the system has no effect on this broker")

@@ -29,7 +29,7 @@ _SETTINGS = {
 }
 
 
-def _limit_files(ctx: CaseContext, size: int) -> None:
+def limit_files(ctx: CaseContext, size: int) -> None:
     """Files of the broker's process may have so many bytes from now on."""
     pid = ctx.pid()
     if pid is None or sys.platform != "linux":
@@ -38,9 +38,10 @@ def _limit_files(ctx: CaseContext, size: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-def _limit_near(ctx: CaseContext) -> None:
+def limit_near(ctx: CaseContext) -> None:
+    """The largest file may grow by little more."""
     sizes = [status.st_size for status in files_below(ctx.data_dir).values()]
-    _limit_files(ctx, max(sizes, default=0) + _ROOM_BYTES)
+    limit_files(ctx, max(sizes, default=0) + _ROOM_BYTES)
 
 
 def _payload(number: int) -> bytes:
@@ -98,7 +99,7 @@ async def queue_of_refused(ctx: CaseContext) -> None:
     ctx.must(len(taken) == _BEFORE, f"expected {_BEFORE} messages to be taken; seen {len(taken)}")
     consumer = await consume(ctx, bad, prefetch="1")
     (first,) = await deliveries(consumer, at_least=1)
-    _limit_near(ctx)
+    limit_near(ctx)
     more, refused, unknown = await _publish_all(ctx, f"$queue/{bad}", range(_BEFORE, _BEFORE + _MANY))
     ctx.must(not unknown, f"expected an answer to each publish; the broker ended the connection at {_shown(unknown)}")
     taken += more
@@ -107,7 +108,7 @@ async def queue_of_refused(ctx: CaseContext) -> None:
     await settle(ctx, consumer, bad, "ack", first)
     taken.remove(first.payload)
     await consumer.disconnect()
-    _limit_files(ctx, resource.RLIM_INFINITY)
+    limit_files(ctx, resource.RLIM_INFINITY)
     again, _, _ = await _publish_all(ctx, f"$queue/{bad}", range(_BEFORE + _MANY, _BEFORE + _MANY + 1))
     ctx.must(len(again) == 1, "expected the queue to take messages again once the disk does")
     taken += again
@@ -141,7 +142,7 @@ async def sessions_of_refused(ctx: CaseContext) -> None:
     await away.subscribe(Subscription(filter=topic, qos=1))
     await away.disconnect()
     taken, _, _ = await _publish_all(ctx, topic, range(_BEFORE))
-    _limit_near(ctx)
+    limit_near(ctx)
     more, refused, unknown = await _publish_all(ctx, topic, range(_BEFORE, _BEFORE + _MANY))
     publisher: Connection | None = None
     retained: dict[str, bytes] = {}
