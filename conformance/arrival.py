@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from assay.conformance.outcome import CaseFailureError
 
 _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
+_LATE_LOOKS = 5
 
 
 class Patience(Protocol):
@@ -60,3 +63,12 @@ async def arrival(
         message = f"{expected}; nothing arrived within {patience_s:.1f} s{ctx.looked_on}"
         raise CaseFailureError(message) from error
     ctx.give_back(time.monotonic() - began)
+
+
+def soon(ctx: Patience) -> Callable[[], bool]:
+    """Whether to look once more for what is looked for again and again, as for what is waited for.
+
+    Where the looks themselves take long, the time is over behind one that was begun early: some more come behind it.
+    """
+    deadline, late_looks = time.monotonic() + ctx.remaining_s(), itertools.count()
+    return lambda: time.monotonic() < deadline or next(late_looks) < _LATE_LOOKS

@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from assay.conformance.amqp091.client import CAPABILITIES, AmqpConnection, Channel
+from assay.conformance.arrival import soon
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
 from assay.conformance.rules import Incident, StepFailureError
@@ -271,9 +272,8 @@ class AmqpContext(CaseContext):
         return name
 
     def soon(self) -> Callable[[], bool]:
-        """Whether there is still time for what is asked for again and again; each wait of that is short."""
-        deadline = time.monotonic() + self.remaining_s()
-        return lambda: time.monotonic() < deadline
+        """As :func:`assay.conformance.arrival.soon`."""
+        return soon(self)
 
     async def becomes(self, connection: AmqpConnection, request: str, wanted: str, **fields: Any) -> None:
         """A request, asked again and again on channels of this connection, must soon end so."""

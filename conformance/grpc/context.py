@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import Incident, Rule, StepFailureError
@@ -315,9 +316,8 @@ class GrpcContext(CaseContext):
 
     async def until(self, ask: Callable[[], Awaitable[Any]], what: str) -> Any:
         """What a question brings, once it brings anything."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.remaining_s()
-        while loop.time() < deadline:
+        more = soon(self)
+        while more():
             if found := await ask():
                 return found
         message = f"expected {what}; seen none"

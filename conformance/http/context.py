@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.http.client import Answer, Headers, HttpClient, HttpConnection, basic
 from assay.conformance.http.steps import failed_step, special
@@ -231,8 +232,8 @@ class HttpContext(CaseContext):
 
     async def consumer_is_there(self, queue: str, group: str) -> None:
         """A group of the queue must soon have a consumer: the request of one has arrived."""
-        deadline = asyncio.get_running_loop().time() + self.remaining_s()
-        while asyncio.get_running_loop().time() < deadline:
+        more = soon(self)
+        while more():
             answer = await self.me.get(f"{API}/queues/{queue}/consumers")
             if any(each.get("group") == group for each in answer.at("consumers", kind=list)):
                 return

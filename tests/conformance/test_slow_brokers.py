@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from meddling_proxy import MeddlingProxy, Slow
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import Case, CaseContext
 from assay.conformance.engine import Engine, RunOptions
 from assay.conformance.judged import Outcome
@@ -130,6 +131,17 @@ def test_behind_a_slow_wait_a_case_has_its_whole_time_again() -> None:
     assert asyncio.run(_after_slow_waits(0.2)) <= 0.7
     assert asyncio.run(_after_slow_waits(3.0)) > 4.0 - margin_s
     assert asyncio.run(_after_slow_waits(*[3.0] * 1_000)) <= 0.5 + 900.0 + 5.0, "what is given has an end"
+
+
+def test_who_takes_long_over_each_look_is_looked_at_again() -> None:
+    """A queue's messages were late, and so was each answer to a PINGREQ: nobody looked a second time."""
+
+    async def looks() -> int:
+        ctx = a_context()
+        ctx.patience_s = 0.0  # over behind the first look
+        return sum(1 for _ in iter(soon(ctx), False))
+
+    assert asyncio.run(looks()) == 5
 
 
 async def _silence_of(wait_s: float) -> tuple[float, float]:

@@ -13,8 +13,8 @@ _SMALL = {
         "max_body_bytes": 20_000,
         "max_batch": 3,
         "max_header_bytes": 4_096,
-        "header_timeout_s": 0.3,
-        "body_timeout_s": 0.3,
+        "header_timeout_s": 1.0,
+        "body_timeout_s": 1.0,
     }
 }
 _RARE = {"http": {"requests_per_s": 0.01, "request_burst": 30}}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, subscribe_at, taken
+from assay.conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, shares, subscribe_at, taken
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
 
@@ -24,10 +22,6 @@ async def _members(ctx: CaseContext, filter_: str, names: tuple[str, ...], *, qo
         await subscribe_at(ctx, member, filter_, qos=qos)
         members.append(member)
     return members
-
-
-_LOOKS = 5
-"""Times that all members are looked at for messages that must come to one of them, whoever that is."""
 
 
 @case(
@@ -49,11 +43,8 @@ async def one_member(ctx: CaseContext) -> None:
     payloads = [f"{number}".encode() for number in range(10)]
     found: list[bytes] = []
     async with publishing(publisher, topic, *payloads, qos=1):
-        for _ in range(_LOOKS):
-            each = await asyncio.gather(*(taken(member, 2 * len(payloads)) for member in members))
-            found += [message.payload for messages in each for message in messages]
-            if len(found) >= len(payloads):
-                break
+        for messages in await shares(members, len(payloads)):
+            found += [message.payload for message in messages]
     ctx.must(sorted(found) == payloads, f"expected each of 10 messages once; seen {sorted(found)}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 
 from msgspec import structs
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import CaseContext
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.outcome import CaseFailureError
@@ -183,6 +184,28 @@ async def taken(subscriber: Connection, count: int, *, ack: bool = True, silence
         if ack:
             await subscriber.acknowledge(packet)
     return found
+
+
+async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Publish]]:
+    """Everything that came to each until now, acknowledged at QoS 1; together they must get so many.
+
+    PINGRESP may overtake messages, and a server may have one under way at a time.
+    """
+    found: list[list[Publish]] = [[] for _ in consumers]
+    # What must come is waited for like anything else: answers may be prompt, and messages late.
+    more = soon(consumers[0].ctx)
+    while True:
+        came = 0
+        for consumer, share in zip(consumers, found, strict=True):
+            for packet in await consumer.barrier():
+                if isinstance(packet, Publish):
+                    await consumer.acknowledge(packet)
+                    share.append(packet)
+                    came += 1
+        if came:
+            more = soon(consumers[0].ctx)
+        elif sum(map(len, found)) >= at_least or not more():
+            return found
 
 
 async def expect_other_identifier(

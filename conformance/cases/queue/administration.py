@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import CaseContext
 from assay.conformance.cases.queue.support import admin
 from assay.conformance.connection import Connection
@@ -48,8 +48,8 @@ async def figures_become(
     ctx: CaseContext, client: Connection, queue: str, read: Callable[[dict[str, Any]], T], wanted: T
 ) -> T:
     """What is read from the figures of a queue, asked for until it is what it must be: some change behind a sync."""
-    patient_until = time.monotonic() + ctx.patience_s
+    more = soon(ctx)
     while True:
         seen = read(await ask(ctx, client, queue, "stats"))
-        if seen == wanted or time.monotonic() > patient_until:
+        if seen == wanted or not more():
             return seen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from assay.conformance.arrival import soon
 from assay.conformance.case import CaseContext, CaseFunction, case
 from assay.conformance.cases.damaged_files import Watch
 from assay.conformance.cases.queue.administration import create
@@ -27,10 +27,10 @@ def _case(slug: str, title: str, **limits: Any) -> CaseFunction:
             ctx.must(answer.reason_code < 0x80, f"client: expected the message to be taken; seen {answer}")
         await ctx.advance(60)
         watch = Watch(ctx.data_dir, queue)
-        until = time.monotonic() + ctx.remaining_s()
+        more = soon(ctx)
         while (size := sum(watch.sizes().values())) >= _LEFT_BYTES:
             # What was due has been done; files may go a little later.
-            if time.monotonic() > until:
+            if not more():
                 ctx.fail(f"expected the files of the queue to hold less than {_LEFT_BYTES} bytes; seen {size}")
             await client.barrier()
 

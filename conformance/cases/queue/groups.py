@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import shares
 from assay.conformance.cases.queue.group_support import ONE_PARTITION, accepted, assigned, partitions, payloads, refused
 from assay.conformance.cases.queue.support import (
     admin,
@@ -14,7 +15,6 @@ from assay.conformance.cases.queue.support import (
     publish,
     refused_settlement,
     settle,
-    shares,
 )
 from assay.conformance.wire import Puback, Publish, Subscription
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import shares
 from assay.conformance.cases.queue.support import (
     consume,
     count_of,
@@ -13,7 +14,6 @@ from assay.conformance.cases.queue.support import (
     publish_with,
     refused_settlement,
     settle,
-    shares,
 )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from assay.conformance import partitioners as hashes
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import shares
 from assay.conformance.cases.queue.administration import ask, create, refused
-from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle, shares
+from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle
 from assay.conformance.connection import Connection
 
 _KEYS = ("", "a", "foobar", "user-1", "user-2", "ключ", "a longer key, of more than sixteen bytes")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish, settle, shares
+from assay.conformance.cases.mqtt5.support import shares
+from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
 from assay.conformance.wire import Puback, Publish
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import shares
 from assay.conformance.cases.queue.support import (
     consume,
     count_of,
@@ -14,7 +15,6 @@ from assay.conformance.cases.queue.support import (
     publish,
     refused_settlement,
     settle,
-    shares,
 )
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish

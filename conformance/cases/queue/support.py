@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
 from typing import Any
 
 from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import shares
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish, Subscription
 
-_STRAGGLER_S = 2.0
-"""For a delivery that must come."""
 PARTITION_KEY = (("partition-key", "one"),)
 """Messages of one key share a partition, and so have an order."""
 
@@ -72,26 +69,6 @@ async def deliveries(consumer: Connection, *, at_least: int = 0) -> list[Publish
     """
     (found,) = await shares([consumer], at_least)
     return found
-
-
-async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Publish]]:
-    """As :func:`deliveries` for several consumers, which must get so many together."""
-    found: list[list[Publish]] = [[] for _ in consumers]
-    # What must come is waited for like anything else: answers may be prompt, and messages late.
-    patience_s = max(_STRAGGLER_S, consumers[0].ctx.patience_s)
-    patient_until = time.monotonic() + patience_s
-    while True:
-        came = 0
-        for consumer, share in zip(consumers, found, strict=True):
-            for packet in await consumer.barrier():
-                if isinstance(packet, Publish):
-                    await consumer.acknowledge(packet)
-                    share.append(packet)
-                    came += 1
-        if came:
-            patient_until = time.monotonic() + patience_s
-        elif sum(map(len, found)) >= at_least or time.monotonic() >= patient_until:
-            return found
 
 
 async def expect_dead_letters(ctx: CaseContext, queue: str, *payloads: bytes) -> list[Publish]:
