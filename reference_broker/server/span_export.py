@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from assay.reference_broker.config import ConfigError, TracingConfig
 from assay.reference_broker.trace.files import TraceWriter
-from assay.reference_broker.trace.ring import Step
+from assay.reference_broker.trace.ring import Step, span_of
 from assay.reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind
 from assay.reference_broker.trace.tracing import Tracing
 
@@ -82,7 +82,7 @@ class SpanExport:
             self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                self._hand_on([self._waiting.popleft().span() for _ in range(min(BATCH, len(self._waiting)))])
+                self._hand_on([span_of(self._waiting.popleft()) for _ in range(min(BATCH, len(self._waiting)))])
         self.target.close()
 
     def _hand_on(self, spans: list[TraceEvent]) -> None:

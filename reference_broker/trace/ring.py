@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from assay.reference_broker.trace.schema import TraceEvent, TraceKind
 
@@ -43,58 +43,53 @@ _OF_KIND: Final = {
 _ORDER: Final = list(TraceStatus)
 
 
-class Step(NamedTuple):
-    """A span as it is kept: what it is told of is made of it when somebody asks."""
-
-    seq: int
-    kind: TraceKind
-    message: TracedMessage
-    partition: int
-    offset: int
-    time: float
-    since: float
-    span_id: int
-    parent_id: int
-    """0 = none."""
-    group: str
-    consumer: str
-    delivery_count: int
-    detail: str
-
-    def span(self) -> TraceEvent:
-        """As it is told."""
-        message, placed = self.message, self.partition >= 0
-        return TraceEvent(
-            seq=self.seq,
-            time_ns=int(self.time * 1e9),
-            node=message.node,
-            kind=self.kind,
-            client_id=self.consumer[:MAX_TEXT] or message.client_id[:MAX_TEXT],
-            topic=message.topic[:MAX_TEXT],
-            queue=message.queue[:MAX_TEXT],
-            partition=self.partition,
-            offset=self.offset if placed else -1,
-            message_id=f"{message.queue[:MAX_TEXT]}:{self.partition}:{self.offset}" if placed else "",
-            group=self.group[:MAX_TEXT],
-            delivery_count=self.delivery_count,
-            detail=self.detail[:MAX_TEXT],
-            trace_id=f"{message.trace.trace_id:032x}",
-            span_id=f"{self.span_id:016x}",
-            parent_id=f"{self.parent_id:016x}" if self.parent_id else "",
-            trace_state=message.state,
-            duration_ns=max(0, int((self.time - self.since) * 1e9)),
-        )
-
-
 class TracedMessage(Protocol):
     """What all spans of a message have."""
 
     node: str
     trace: Trace
+    ids: int
+    """Of its first span; the others have the numbers that follow."""
     state: str
     queue: str
     topic: str
     client_id: str
+    partition: int
+    """Below 0: it has no place in a queue, or none yet."""
+    offset: int
+
+
+Step = tuple[int, TraceKind, TracedMessage, int, int, float, float, str, str, int, str]
+"""A span as it is kept: what it is told of is made of it when somebody asks, by :func:`span_of`. Sequence number, kind,
+message, number among those of the message, parent (0 = none), when it ended and since when it was, group, consumer,
+number of the delivery, and detail."""
+
+
+def span_of(step: Step) -> TraceEvent:
+    """A span as it is told."""
+    seq, kind, message, number, parent_id, time, since, group, consumer, count, detail = step
+    partition = -1 if kind is TraceKind.PUBLISHED else message.partition
+    placed = partition >= 0
+    return TraceEvent(
+        seq=seq,
+        time_ns=int(time * 1e9),
+        node=message.node,
+        kind=kind,
+        client_id=consumer[:MAX_TEXT] or message.client_id[:MAX_TEXT],
+        topic=message.topic[:MAX_TEXT],
+        queue=message.queue[:MAX_TEXT],
+        partition=partition,
+        offset=message.offset if placed else -1,
+        message_id=f"{message.queue[:MAX_TEXT]}:{partition}:{message.offset}" if placed else "",
+        group=group[:MAX_TEXT],
+        delivery_count=count,
+        detail=detail[:MAX_TEXT],
+        trace_id=f"{message.trace.trace_id:032x}",
+        span_id=f"{message.ids + number:016x}",
+        parent_id=f"{parent_id:016x}" if parent_id else "",
+        trace_state=message.state,
+        duration_ns=max(0, int((time - since) * 1e9)),
+    )
 
 
 class Trace:
@@ -111,7 +106,7 @@ class Trace:
 
     @property
     def spans(self) -> list[TraceEvent]:
-        return [step.span() for step in self.steps]
+        return list(map(span_of, self.steps))
 
     @property
     def status(self) -> TraceStatus:
@@ -141,8 +136,9 @@ class TraceRing:
     def __init__(self, max_traces: int, max_spans: int) -> None:
         self._max_traces = max_traces
         self._max_spans = max_spans
-        # Of a dict, the first one is ever harder to find the more have left.
-        self._traces: OrderedDict[int, Trace] = OrderedDict()
+        self._traces: dict[int, Trace] = {}
+        self._order: deque[Trace] = deque()
+        """As they began: of a dict, the first one is ever harder to find the more have left."""
         self.spans = 0
         """Spans that it was given."""
         self.forgotten = 0
@@ -157,12 +153,14 @@ class TraceRing:
         """The trace of that id, which begins unless it is there."""
         trace = self._traces.get(trace_id)
         if trace is None:
-            if len(self._traces) >= self._max_traces:
-                _, oldest = self._traces.popitem(last=False)
+            trace = self._traces[trace_id] = Trace(trace_id)
+            self._order.append(trace)
+            if len(self._order) > self._max_traces:
+                oldest = self._order.popleft()
+                del self._traces[oldest.trace_id]
                 oldest.is_forgotten = True
                 oldest.steps.clear()  # each of them holds its trace
                 self.forgotten += 1
-            trace = self._traces[trace_id] = Trace(trace_id)
         return trace
 
     def add(self, trace: Trace, step: Step) -> None:
@@ -183,4 +181,4 @@ class TraceRing:
 
     def latest(self) -> Iterable[Trace]:
         """All of them, the one that began last first."""
-        return reversed(list(self._traces.values()))
+        return reversed(list(self._order))

@@ -22,10 +22,6 @@ _ENDS: Final = _LAST | {TraceKind.NACKED, TraceKind.REJECTED, TraceKind.TIMED_OU
 """What ends a delivery, whose child it is."""
 
 
-_new = tuple.__new__
-"""``_new(Step, (...))`` is ``Step(...)`` without a call of Python."""
-
-
 class Sink(Protocol):
     """Where spans go beside memory."""
 
@@ -44,6 +40,7 @@ class Traced:
         "client_id",
         "deliveries",
         "delivery",
+        "ids",
         "node",
         "offset",
         "partition",
@@ -51,6 +48,7 @@ class Traced:
         "queue",
         "root_id",
         "settled",
+        "since",
         "spans",
         "state",
         "step",
@@ -59,18 +57,11 @@ class Traced:
     )
 
     def __init__(
-        self,
-        node: str,
-        trace: Trace,
-        root_id: int,
-        state: str,
-        queue: str,
-        topic: str,
-        client_id: str,
-        since: float,
+        self, node: str, trace: Trace, ids: int, root_id: int, state: str, queue: str, topic: str, client_id: str
     ) -> None:
         self.node = node
         self.trace = trace
+        self.ids = ids
         self.root_id = root_id
         """The span whose children all that happens are."""
         self.state = state
@@ -81,11 +72,13 @@ class Traced:
         self.step = TraceKind.PUBLISHED
         """What brought it to its place."""
         self.spans = 0
+        """Those over the limit included."""
         self.settled = 0
         """Groups that are done with it."""
-        self.deliveries: dict[str, tuple[int, float]] = {"": (root_id, since)}
-        """By group, the span of its latest delivery and when that was, or since when it waits for another; "" = of all
-        groups, since when they may have it."""
+        self.since = 0.0
+        """Since when groups may have it."""
+        self.deliveries: dict[str, tuple[int, float]] = {}
+        """By group, the span of its latest delivery and when that was, or since when it waits for another."""
         self.delivery: tuple[int, str, str, int, float] | None = None
         """The one that is being made: span, group, consumer, number, and when."""
         self.place: dict[int, Traced] | None = None
@@ -104,6 +97,7 @@ class Tracing:
         self._draws = random.Random(rng.getrandbits(64))
         """Who is traced; ids are drawn apart, so that it does not matter how messages come."""
         self._ratio = ratio
+        self._per_log = 1.0 / log1p(-ratio) if 0.0 < ratio < 1.0 else 0.0
         self._max_spans = max_spans
         self._max_messages = max_messages
         self._skip = self._draw()
@@ -123,7 +117,7 @@ class Tracing:
 
     def _draw(self) -> float:
         if 0.0 < self._ratio < 1.0:
-            return float(int(log(1.0 - self._draws.random()) / log1p(-self._ratio)))
+            return float(int(log(1.0 - self._draws.random()) * self._per_log))
         return 0.0 if self._ratio else inf
 
     def wants(self) -> bool:
@@ -144,8 +138,9 @@ class Tracing:
         self._skip = at - count
         return found
 
-    def _span_id(self) -> int:
-        return self._rng.getrandbits(64) or 1
+    def _ids(self) -> int:
+        """Of the spans of a message: this one, and those that follow."""
+        return 1 + self._rng.getrandbits(63)
 
     def begin(self, context: TraceContext | None, queue: str, topic: str, client_id: str, now: float) -> Traced:
         """A message that was published is traced; ``context`` None: nobody has traced it before."""
@@ -153,19 +148,20 @@ class Tracing:
             trace_id, parent_id, state = self._rng.getrandbits(128) or 1, 0, ""
         else:
             trace_id, parent_id, state = int(context.trace_id, 16), int(context.span_id, 16), context.state
-        root_id = self._span_id()
-        traced = Traced(self._node, self.ring.open(trace_id), root_id, state, queue, topic, client_id, now)
-        self._emit(TraceKind.PUBLISHED, traced, now, now, root_id, parent_id)
+        ids = self._ids()
+        traced = Traced(self._node, self.ring.open(trace_id), ids, ids, state, queue, topic, client_id)
+        traced.since = now
+        self._emit(TraceKind.PUBLISHED, traced, now, now, parent_id)
         return traced
 
     def go_on(self, traced: Traced, queue: str, topic: str, now: float) -> Traced:
         """A message goes to another place: its time has come, or it becomes a dead letter."""
         if traced.step is TraceKind.DELAYED:
-            _, since = traced.deliveries[""]
-            self._emit(TraceKind.DELAYED, traced, now, since, self._span_id(), traced.root_id, detail="due")
+            self._emit(TraceKind.DELAYED, traced, now, traced.since, traced.root_id, detail="due")
             self.forget(traced)
-        more = Traced(self._node, traced.trace, traced.root_id, traced.state, queue, topic, traced.client_id, now)
-        more.spans = traced.spans
+        told = traced.root_id, traced.state, queue, topic, traced.client_id
+        more = Traced(self._node, traced.trace, self._ids(), *told)
+        more.spans, more.since = traced.spans, now
         return more
 
     def written(
@@ -173,48 +169,46 @@ class Tracing:
     ) -> None:
         """It has an offset: the log of a partition has it, or that of the delayed (``kind`` DELAYED)."""
         traced.step, traced.offset, traced.place = kind, offset, place
+        detail = SCHEDULED
         if kind is not TraceKind.DELAYED:
-            traced.partition = partition
+            traced.partition, detail = partition, ""
         place[offset] = traced
         self._noted[traced] = None
-        _, since = traced.deliveries[""]
-        traced.deliveries[""] = traced.root_id, now
-        detail = SCHEDULED if kind is TraceKind.DELAYED else ""
-        self._emit(kind, traced, now, since, self._span_id(), traced.root_id, detail=detail)
+        self._emit(kind, traced, now, traced.since, traced.root_id, detail=detail)
+        traced.since = now
         if len(self._noted) > self._max_messages:
             self.forget(next(iter(self._noted)))
             self.forgotten += 1
 
     def confirmed(self, traced: Traced, now: float, problem: str | None) -> None:
         """Its publisher is told so, after the sync where the queue promises one; or why not."""
-        _, since = traced.deliveries[""]
         if problem is None:
-            traced.deliveries[""] = traced.root_id, now
-            self._emit(TraceKind.CONFIRMED, traced, now, since, self._span_id(), traced.root_id)
+            self._emit(TraceKind.CONFIRMED, traced, now, traced.since, traced.root_id)
+            traced.since = now
         else:
-            self._emit(TraceKind.DISCARDED, traced, now, since, self._span_id(), traced.root_id, detail=problem)
+            self._emit(TraceKind.DISCARDED, traced, now, traced.since, traced.root_id, detail=problem)
             self.forget(traced)
 
     def delivering(self, traced: Traced, group: str, consumer: str, count: int, now: float) -> str:
         """A delivery is about to be made, unless the consumer refuses it; returns what that is told of its span."""
-        span_id = self._span_id()
+        span_id = traced.ids + traced.spans
         traced.delivery = span_id, group, consumer, count, now
         return f"00-{traced.trace.trace_id:032x}-{span_id:016x}-01"
 
-    def _delivered(self, traced: Traced) -> None:
+    def _delivered(self, traced: Traced, delivery: tuple[int, str, str, int, float]) -> None:
         """It was made, perhaps settled within the call."""
-        if traced.delivery is not None:
-            span_id, group, consumer, count, now = traced.delivery
-            traced.delivery = None
-            _, since = traced.deliveries.get(group) or traced.deliveries[""]
-            traced.deliveries[group] = span_id, now
-            self._emit(TraceKind.DELIVERED, traced, now, since, span_id, traced.root_id, group, consumer, count)
+        span_id, group, consumer, count, now = delivery
+        traced.delivery = None
+        _, since = traced.deliveries.get(group) or (0, traced.since)
+        traced.deliveries[group] = span_id, now
+        self._emit(TraceKind.DELIVERED, traced, now, since, traced.root_id, group, consumer, count)
 
     def happened(
         self, kind: TraceKind, traced: Traced, now: float, group: str, consumer: str, count: int, detail: str
     ) -> None:
         """Something became of it in a group."""
-        self._delivered(traced)
+        if traced.delivery is not None:
+            self._delivered(traced, traced.delivery)
         if kind is TraceKind.DELIVERED:
             return
         parent, since = traced.deliveries.get(group) or (traced.root_id, now)
@@ -223,7 +217,7 @@ class Tracing:
         if kind in _ENDS or kind is TraceKind.RETRY_SCHEDULED:
             # From now on it waits, for its next delivery or for the dead letters to have it.
             traced.deliveries[group] = parent, now
-        self._emit(kind, traced, now, since, self._span_id(), parent, group, consumer, count, detail)
+        self._emit(kind, traced, now, since, parent, group, consumer, count, detail)
         traced.settled += kind in _LAST
 
     def forget(self, traced: Traced) -> None:
@@ -238,20 +232,18 @@ class Tracing:
         traced: Traced,
         now: float,
         since: float,
-        span_id: int,
         parent_id: int,
         group: str = "",
         consumer: str = "",
         count: int = 0,
         detail: str = "",
     ) -> None:
-        if traced.spans >= self._max_spans:
+        number = traced.spans
+        traced.spans = number + 1
+        if number >= self._max_spans:
             self.ring.left_out += 1
             return
-        traced.spans += 1
-        place = traced.partition, traced.offset
-        told = group, consumer, count, detail
-        step = _new(Step, (self._seq, kind, traced, *place, now, since, span_id, parent_id, *told))
+        step = self._seq, kind, traced, number, parent_id, now, since, group, consumer, count, detail
         self._seq += 1
         self.ring.add(traced.trace, step)
         for sink in self.sinks:

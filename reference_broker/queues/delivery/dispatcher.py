@@ -36,6 +36,8 @@ from assay.reference_broker.trace.tracing import Traced
 
 QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""
+QUANTUM_ALONE = 128
+"""Likewise, where no other has anything for it."""
 FEW = 8
 """Ready messages for each consumer of a group, where they share: fewer go one by one to whoever is next."""
 SKIPS_PER_TURN = 2_048
@@ -136,7 +138,8 @@ class Dispatcher:
                     # The next time begins where this one had to stop.
                     consumer.next_turn = consumer.places.index(place) if place in consumer.places else 0
                     return
-                if self._deliver_some(place, consumer, min(room, QUANTUM), now):
+                quantum = QUANTUM if len(active) > 1 else QUANTUM_ALONE
+                if self._deliver_some(place, consumer, min(room, quantum), now):
                     still_active.append(place)
             active = still_active
 

@@ -135,8 +135,8 @@ class GroupState(SyncPoint, ABC):
         """The entry with a consumer at a place; None when there is none."""
 
     @abstractmethod
-    def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
-        """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
+    def remove_many(self, entries: Sequence[PendingEntry]) -> None:
+        """Settle for good."""
 
     @abstractmethod
     def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
@@ -147,8 +147,8 @@ class GroupState(SyncPoint, ABC):
         """An entry that is with nobody waits for its next delivery."""
 
     @abstractmethod
-    def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
-        """Something happened to an entry."""
+    def trace_run(self, kind: TraceKind, entries: Sequence[PendingEntry], detail: str = "") -> None:
+        """Something happened to entries."""
 
     # -- places --------------------------------------------------------------------------------------------------
 

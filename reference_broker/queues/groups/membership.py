@@ -92,14 +92,13 @@ class Membership:
         """Settle what a consumer with automatic commit received until now."""
         group = self._group
         received, consumer.received = consumer.received or [], []
-        for partition, offset in received:
-            entry = group.pending_entry(partition, offset)
-            # It may have been taken back since.
-            if entry is not None and entry.consumer is consumer:
-                group.counts.acked += 1
-                if group.has_trace and (group.tracer is not None or offset in (entry.place.partition.traced or ())):
-                    group.trace(TraceKind.ACKED, entry, "automatic commit")
-                group.remove(entry, None)
+        # It may have been taken back since, and come again.
+        found = [group.pending_entry(partition, offset) for partition, offset in dict.fromkeys(received)]
+        entries = [entry for entry in found if entry is not None and entry.consumer is consumer]
+        group.counts.acked += len(entries)
+        if group.has_trace:
+            group.trace_run(TraceKind.ACKED, entries, "automatic commit")
+        group.remove_many(entries)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
