@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.declarations import named_queue
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name
 from assay.reference_broker.amqp091.handles import ChannelHandle
 from assay.reference_broker.amqp091.names import AMQP091, engine_name
-from assay.reference_broker.amqp091.rights import exchange_topic
 from assay.reference_broker.amqp091.runs import Head
 from assay.reference_broker.amqp091.topology import TopologyLimits, routing_keys_of, stripped
 from assay.reference_broker.config import HookKind
@@ -26,11 +26,13 @@ _MAX_KEYS: Final = TopologyLimits().max_routing_keys
 def on_publish(
     channel: ChannelHandle, hooks: Hooks, head: Head, body: bytes, publish: Callable[[bytes, float], None]
 ) -> None:
-    """Publish it once each of its topics is allowed. Raises :class:`AmqpError`."""
+    """Publish it once each of its topics is allowed; nobody is asked about what the client has no right to. Raises
+    :class:`AmqpError`."""
     exchange, headers = stripped(head.way.exchange), head.properties.headers or ()
+    channel.publishing.check_rights(exchange, head.way.routing_key, headers)
     keys = routing_keys_of(head.way.routing_key, headers, _MAX_KEYS) if headers else (head.way.routing_key,)
     topics = deque(
-        exchange_topic(exchange, key) if exchange else topic_of(engine_name(key), "")
+        rights.exchange_topic(exchange, key) if exchange else topic_of(engine_name(key), "")
         for key in keys
         if exchange or not is_reply_name(key)
     )
@@ -65,11 +67,13 @@ def on_publish(
 
 
 def on_read(channel: ChannelHandle, hooks: Hooks, name: str, values: list[Any], handler: Callable[..., None]) -> None:
-    """Carry a method out that reads a queue, its first value, once that is allowed. Raises :class:`AmqpError`."""
+    """Carry a method out that reads a queue, its first value, once that is allowed; likewise. Raises
+    :class:`AmqpError`."""
     queue = named_queue(channel, values[0])
     begin = channel.later(name, lambda now: handler(channel, *values, now))
     verdict: Verdict | None = UNCHANGED
     if queue != REPLY_TO:
+        rights.check_queue(channel.connection, queue, read=True)
         topic = topic_of(engine_name(queue), "")
         verdict = hooks.ask(
             HookKind.SUBSCRIBE, channel.connection, AMQP091, topic, lambda verdict: begin(verdict.error), qos=1

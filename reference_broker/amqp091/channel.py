@@ -173,11 +173,11 @@ class Channel:
             self.publishing.publish((head,), (body,), now)
 
         hooks = self.connection.broker.hooks
-        if hooks is not None:
-            asking.on_publish(self, hooks, head, body, publish)
-            return
         with _Explained(content.method):
-            publish(body, now)
+            if hooks is not None:
+                asking.on_publish(self, hooks, head, body, publish)
+            else:
+                publish(body, now)
 
     # -- frames that stand together ----------------------------------------------------------------------------------
 

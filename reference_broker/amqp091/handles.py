@@ -13,6 +13,7 @@ from assay.reference_broker.amqp091.direct_replies import ReplyTaker
 from assay.reference_broker.amqp091.rights import Bearer
 from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import QueueRecord, VirtualHost
+from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError
 from assay.reference_broker.config import Amqp091Config
 from assay.reference_broker.core.broker import Broker
@@ -205,6 +206,8 @@ class PublishingHandle(Protocol):
     def transaction(self) -> OpenTransaction | None: ...
 
     def settle_later(self, settlement: Settlement) -> None: ...
+
+    def check_rights(self, exchange: str, routing_key: str, headers: Table) -> None: ...
 
 
 class ChannelHandle(Protocol):

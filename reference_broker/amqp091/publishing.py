@@ -217,7 +217,7 @@ class Publishing:
         if way.immediate:
             raise AmqpError(Reply.NOT_IMPLEMENTED, "immediate=true", rule="basic.publish.immediate.01")
         name, routing_key, headers = stripped(way.exchange), way.routing_key, properties.headers or ()
-        self._check_keys(name, routing_key, headers)
+        self.check_rights(name, routing_key, headers)
         user, own = properties.user_id, channel.connection.asserted_name
         if user is not None and user != own:
             text = f"user_id property set to '{user[:80]}' but authenticated user was '{own[:80]}'"
@@ -258,7 +258,7 @@ class Publishing:
             run.left -= 1
             raise
 
-    def _check_keys(self, exchange: str, routing_key: str, headers: Table) -> None:
+    def check_rights(self, exchange: str, routing_key: str, headers: Table) -> None:
         """Whether the client may publish there, with each of its keys; queues that came over MQTT are found by theirs.
 
         Raises :class:`AmqpError` (403, 406).

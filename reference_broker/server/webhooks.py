@@ -4,6 +4,7 @@ queue chooses where its alerts go.
 The name is looked up once and the connection goes to the address that was checked, so a name cannot change in between.
 Addresses that are not public are refused unless what is sent allows them (``allow_private``).
 Redirects are not followed, the whole request has one time limit, and of an answer no more is read than is asked for.
+Who is asked a question is asked the next one over the same connection, where the answer leaves it open.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import ipaddress
 import re
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from assay.reference_broker.queues.jobs.outbox import OutboundRequest, Outbox
 
 _MAX_LINE_BYTES: Final = 8 * 1024
 _MAX_HEADERS: Final = 100
-_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
+MAX_KEPT: Final = 32
+"""Connections that are kept for the next question; the oldest makes room."""
+KEPT_S: Final = 5.0
+"""How long one is kept; many servers close theirs a little later."""
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: .*)?\r?\n")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NOT_PUBLIC_IPV4: Final = tuple(
     map(
@@ -69,6 +75,48 @@ class WebhookError(Exception):
     """A request was not accepted."""
 
 
+Place = tuple[str, str, bool]
+"""Scheme, host and port as the URL has them, and whether the address may be a private one."""
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Kept:
+    """Connections between two questions."""
+
+    def __init__(self) -> None:
+        self._idle: deque[tuple[Place, Streams, asyncio.TimerHandle]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, place: Place) -> Streams | None:
+        """The one that was used last, as far as is known still open."""
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at][0] == place:
+                _, (reader, writer), timer = self._idle[at]
+                del self._idle[at]
+                timer.cancel()
+                if not (writer.is_closing() or reader.at_eof()):
+                    return reader, writer
+                writer.transport.abort()
+        return None
+
+    def put(self, place: Place, streams: Streams) -> None:
+        timer = asyncio.get_running_loop().call_later(KEPT_S, streams[1].transport.abort)
+        self._idle.append((place, streams, timer))
+        if len(self._idle) > MAX_KEPT:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, (_, writer), timer = self._idle.popleft()
+        timer.cancel()
+        writer.transport.abort()
+
+    def close(self) -> None:
+        while self._idle:
+            self._drop_oldest()
+
+
 class WebhookSender:
     """Makes the requests that the outboxes of a broker ask for, in the event loop."""
 
@@ -89,6 +137,7 @@ class WebhookSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._context: ssl.SSLContext | None = None
+        self._kept = Kept()
         self._closed = False
 
     def pump(self) -> None:
@@ -117,7 +166,7 @@ class WebhookSender:
         accepted, answer = False, b""
         try:
             async with asyncio.timeout(request.timeout_s):
-                answer = await post(request, self._tls)
+                answer = await post(request, self._tls, self._kept)
             accepted = True
         except (OSError, ValueError, EOFError, WebhookError, asyncio.LimitOverrunError) as error:
             # Not the whole URL: its path or query may be a secret.
@@ -144,31 +193,45 @@ class WebhookSender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._kept.close()
 
 
-async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> bytes:
+async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext], kept: Kept) -> bytes:
     """Make one request; returns of its answer what is asked for. Raises :class:`WebhookError`, :class:`OSError`, or
     what reading an answer raises."""
     parts = urlsplit(request.url)
+    place = parts.scheme, parts.netloc, request.allow_private
+    again = kept.take(place) if request.most_answer_bytes else None
+    if again is not None:
+        try:
+            return await _exchange(request, parts, again, kept)
+        except (EOFError, OSError):
+            pass  # It ended meanwhile, which nobody could know.
     host = parts.hostname or ""
     port = parts.port or _DEFAULT_PORTS[parts.scheme]
     address = await _resolve(host, port, allow_private=request.allow_private)
     secure = parts.scheme == "https"
-    reader, writer = await asyncio.open_connection(
+    streams = await asyncio.open_connection(
         address,
         port,
         limit=_MAX_LINE_BYTES,
         ssl=tls() if secure else None,
         server_hostname=host if secure else None,
     )
+    return await _exchange(request, parts, streams, kept)
+
+
+async def _exchange(request: OutboundRequest, parts: SplitResult, streams: Streams, kept: Kept) -> bytes:
+    """The request and its answer over a connection, which is kept or ended. Raises as :func:`post`."""
+    reader, writer = streams
+    is_open = False
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
-        # An answer to 1.0 comes in one piece, and ends with its connection.
-        version = "1.0" if request.most_answer_bytes else "1.1"
         head = (
-            f"POST {path} HTTP/{version}\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\n{headers}Connection: close\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\n{headers}"
+            f"Connection: {'keep-alive' if request.most_answer_bytes else 'close'}\r\n\r\n"
         )
         writer.write(head.encode("ascii") + request.body)
         await writer.drain()
@@ -176,26 +239,61 @@ async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext]) -> b
         if status is None:
             message = "the answer is not HTTP"
             raise WebhookError(message)
-        if not status[1].startswith(b"2"):
-            message = f"the answer is {status[1].decode()}"
+        version, code = status.groups()
+        if not code.startswith(b"2"):
+            message = f"the answer is {code.decode()}"
             raise WebhookError(message)
-        return await _body(reader, request.most_answer_bytes) if request.most_answer_bytes else b""
+        if not request.most_answer_bytes:
+            return b""
+        fields = await _fields(reader)
+        if code == b"204":
+            fields["content-length"] = "0"
+        content, has_ended = await _body(reader, fields, request.most_answer_bytes)
+        is_open = not has_ended and version == b"1" and "close" not in fields.get("connection", "")
+        return content
     finally:
-        writer.transport.abort()
+        if is_open:
+            kept.put((parts.scheme, parts.netloc, request.allow_private), streams)
+        else:
+            writer.transport.abort()
 
 
-async def _body(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Raises :class:`WebhookError` where it is too long."""
+async def _fields(reader: asyncio.StreamReader) -> dict[str, str]:
+    """Header or trailer fields: by names in small letters values likewise. Raises :class:`WebhookError`."""
+    fields: dict[str, str] = {}
     for _ in range(_MAX_HEADERS):
-        if not (await reader.readuntil(b"\n")).strip():
-            break
+        line = (await reader.readuntil(b"\n")).strip().decode("latin-1").lower()
+        if not line:
+            return fields
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    message = f"the answer has more than {_MAX_HEADERS} fields"
+    raise WebhookError(message)
+
+
+async def _body(reader: asyncio.StreamReader, fields: dict[str, str], most: int) -> tuple[bytes, bool]:
+    """And whether the connection ended with it. Raises :class:`WebhookError` where it is too long, :class:`ValueError`
+    and :class:`EOFError` where it is none."""
     content = bytearray()
-    while len(content) <= most and (part := await reader.read(most + 1 - len(content))):
-        content += part
-    if len(content) > most:
+    coding, length = fields.get("transfer-encoding"), fields.get("content-length")
+    left = 0
+    if coding is not None:
+        while left := int((await reader.readuntil(b"\n")).partition(b";")[0], 16):
+            if len(content) + left > most:
+                break
+            content += await reader.readexactly(left)
+            await reader.readuntil(b"\n")
+        else:
+            await _fields(reader)
+    elif length is not None:
+        content += await reader.readexactly(min(int(length), most + 1))
+    else:
+        while len(content) <= most and (part := await reader.read(most + 1 - len(content))):
+            content += part
+    if len(content) + left > most:
         message = f"the answer has more than {most} bytes"
         raise WebhookError(message)
-    return bytes(content)
+    return bytes(content), coding is None and length is None
 
 
 async def _resolve(host: str, port: int, *, allow_private: bool) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.amqp091.wire.content import BasicProperties
-from assay.reference_broker.config import HooksConfig
+from assay.reference_broker.config import AclConfig, AclRuleConfig, HooksConfig, Permission
 from assay.reference_broker.routing.properties import Kind, Typed
 from tests.support.amqp_client import AmqpClient, Said, make_node
 
@@ -18,8 +18,8 @@ OK, DENY = b'{"result": "ok"}', b'{"result": "deny", "reason": "not today"}'
 class Bench(AmqpClient):
     """A client of a broker with hooks, and who answers them."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(make_node(hooks=HooksConfig(url="https://hooks.example/", **settings)))
+    def __init__(self, acl: AclConfig | None = None, **settings: Any) -> None:
+        super().__init__(make_node(acl=acl, hooks=HooksConfig(url="https://hooks.example/", **settings)))
         self.open()
         self.declare("q")
 
@@ -74,6 +74,27 @@ def test_reading_is_asked_about(method: str) -> None:
     assert (bench.consume("q") if method == "consume" else bench.say(1, "basic.get", "q", True)) == []
     _, (closed,) = bench.answer(DENY)
     assert (closed.name, closed.values[0]) == ("channel.close", 403)
+
+
+@pytest.mark.parametrize("what", ["publish", "copies", "exchange", "consume", "get"])
+def test_nobody_is_asked_about_what_the_client_has_no_right_to(what: str) -> None:
+    bench = Bench(AclConfig(rules=(AclRuleConfig(topic="$queue/q", access=Permission.WRITE),)))
+    if what == "publish":
+        said = bench.publish("other", b"one")
+    elif what == "copies":
+        others = Typed(Kind.ARRAY, (Typed(Kind.TEXT, "other"),))
+        said = bench.publish("q", b"one", BasicProperties(headers=(("CC", others),)))
+    elif what == "exchange":
+        said = bench.publish("q", b"one", exchange="amq.direct")
+    else:
+        said = bench.consume("q") if what == "consume" else bench.say(1, "basic.get", "q", True)
+    method = (60, {"consume": 20, "get": 70}.get(what, 40))
+    assert [(each.name, each.values[0], each.values[2:]) for each in said] == [("channel.close", 403, method)]
+    assert bench.answer() == ([], [])
+    bench.say(1, "channel.close-ok")
+    bench.open()
+    bench.publish("q", b"two")
+    assert len(bench.answer(OK)[0]) == 1, "what it has the right to is asked about"
 
 
 def test_a_consumer_that_is_allowed_consumes() -> None:

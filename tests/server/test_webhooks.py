@@ -15,7 +15,7 @@ import pytest
 
 from assay.reference_broker.queues.dead_letters.alerts import Alerts, DeadLetterAlert
 from assay.reference_broker.queues.jobs.outbox import OutboundRequest
-from assay.reference_broker.server.webhooks import WebhookError, WebhookSender, is_public, post
+from assay.reference_broker.server.webhooks import MAX_KEPT, Kept, WebhookError, WebhookSender, is_public, post
 
 ALERT = DeadLetterAlert(
     queue_name="q",
@@ -88,7 +88,7 @@ def no_tls() -> ssl.SSLContext:
 @in_loop
 async def test_a_hook_gets_one_post_of_json() -> None:
     async with Hook() as hook:
-        await post(request(hook.port), no_tls)
+        await post(request(hook.port), no_tls, Kept())
     (got,) = hook.requests
     head, body = got.split(b"\r\n\r\n", 1)
     lines = head.split(b"\r\n")
@@ -112,7 +112,7 @@ async def test_a_hook_gets_one_post_of_json() -> None:
 async def test_what_is_no_success_is_refused_and_no_redirect_followed(answer: bytes) -> None:
     async with Hook(answer) as hook:
         with pytest.raises((WebhookError, asyncio.LimitOverrunError)):
-            await post(request(hook.port), no_tls)
+            await post(request(hook.port), no_tls, Kept())
         assert len(hook.requests) == 1
 
 
@@ -121,7 +121,7 @@ async def test_what_is_no_success_is_refused_and_no_redirect_followed(answer: by
 async def test_local_addresses_are_refused_however_they_are_written(host: str) -> None:
     async with Hook() as hook:
         with pytest.raises((WebhookError, OSError)):
-            await post(request(hook.port, host=host, allow_private=False), no_tls)
+            await post(request(hook.port, host=host, allow_private=False), no_tls, Kept())
         assert hook.requests == []
 
 
@@ -247,7 +247,7 @@ def test_addresses_that_are_public(address: str) -> None:
 async def test_spellings_of_loopback_are_judged_as_what_they_resolve_to(host: str) -> None:
     async with Hook() as hook:
         with pytest.raises((WebhookError, OSError)):
-            await post(request(hook.port, host=host, allow_private=False), no_tls)
+            await post(request(hook.port, host=host, allow_private=False), no_tls, Kept())
         assert not hook.requests
 
 
@@ -258,7 +258,7 @@ async def test_a_redirect_is_not_followed(status: str) -> None:
         answer = f"HTTP/1.1 {status} Moved\r\nLocation: http://127.0.0.1:{elsewhere.port}/\r\n\r\n"
         async with Hook(answer.encode()) as hook:
             with pytest.raises(WebhookError, match=status):
-                await post(request(hook.port), no_tls)
+                await post(request(hook.port), no_tls, Kept())
         assert not elsewhere.requests
 
 
@@ -279,10 +279,10 @@ async def test_the_name_is_looked_up_once_and_the_address_that_was_checked_is_us
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     async with Hook() as hook:
-        await post(request(hook.port, host="hook.example"), no_tls)
+        await post(request(hook.port, host="hook.example"), no_tls, Kept())
         assert len(hook.requests) == 1
         with pytest.raises(WebhookError):
-            await post(request(hook.port, host="hook.example", allow_private=False), no_tls)
+            await post(request(hook.port, host="hook.example", allow_private=False), no_tls, Kept())
     assert asked == ["hook.example"] * 2
     assert len(hook.requests) == 1
 
@@ -328,7 +328,7 @@ async def test_of_an_answer_without_end_only_the_status_is_read() -> None:
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with asyncio.timeout(10):
-        await post(request(server.sockets[0].getsockname()[1]), no_tls)
+        await post(request(server.sockets[0].getsockname()[1]), no_tls, Kept())
         await ended.wait()
     server.close()
 
@@ -377,10 +377,138 @@ async def _ask_for_answers() -> None:
             wanted = msgspec.structs.replace(asked, url=f"http://127.0.0.1:{hook.port}/")
             if expected is None:
                 with pytest.raises(WebhookError):
-                    await post(wanted, no_tls)
+                    await post(wanted, no_tls, Kept())
             else:
-                assert await post(wanted, no_tls) == expected
-            assert hook.requests[0].startswith(b"POST / HTTP/1.0\r\n")
+                assert await post(wanted, no_tls, Kept()) == expected
+            assert hook.requests[0].startswith(b"POST / HTTP/1.1\r\n")
     async with Hook(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n12345") as hook:
         with pytest.raises(WebhookError):
-            await post(msgspec.structs.replace(asked, url=f"http://127.0.0.1:{hook.port}/"), no_tls)
+            await post(msgspec.structs.replace(asked, url=f"http://127.0.0.1:{hook.port}/"), no_tls, Kept())
+
+
+class Patient:
+    """Answers all that come over a connection, each as the next of its answers says, and counts connections."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.connections = 0
+        self.ended = asyncio.Event()
+
+    async def __aenter__(self) -> Patient:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.asked = msgspec.structs.replace(request(port), most_answer_bytes=5)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                writer.write(self.answers.pop(0))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.ended.set()
+            writer.close()
+
+
+@pytest.fixture
+def long_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr("assay.reference_broker.server.webhooks.KEPT_S", 600.0)
+
+
+_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12345"
+_CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n12\r\n3\r\n345\r\n0\r\nA: b\r\n\r\n"
+_NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
+_CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n12345"
+_OLD = b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n12345"
+
+
+@pytest.mark.usefixtures("long_kept")
+@pytest.mark.parametrize(
+    ("answers", "connections"),
+    [
+        ((_LENGTH, _CHUNKS, _NOTHING, _LENGTH), 1),
+        ((_CLOSED, _LENGTH), 2),
+        ((_OLD, _LENGTH), 2),
+    ],
+)
+def test_a_question_goes_over_the_connection_of_the_last_one(answers: tuple[bytes, ...], connections: int) -> None:
+    in_loop(_ask_again)(answers, connections)
+
+
+async def _ask_again(answers: tuple[bytes, ...], connections: int) -> None:
+    kept = Kept()
+    async with Patient(*answers) as hook:
+        for answer in answers:
+            assert await post(hook.asked, no_tls, kept) == (b"" if answer is _NOTHING else b"12345")
+        assert hook.connections == connections
+        kept.close()
+        assert not kept
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n123456",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n123456",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+    ],
+)
+def test_a_bad_answer_ends_its_connection(answer: bytes) -> None:
+    in_loop(_ask_badly)(answer)
+
+
+async def _ask_badly(answer: bytes) -> None:
+    kept = Kept()
+    async with Patient(answer) as hook:
+        with pytest.raises((WebhookError, ValueError)):
+            await post(hook.asked, no_tls, kept)
+    assert not kept
+
+
+@in_loop
+async def test_a_connection_that_ended_meanwhile_is_opened_again() -> None:
+    kept = Kept()
+    async with Hook(_LENGTH, _LENGTH) as hook:
+        asked = msgspec.structs.replace(request(hook.port), most_answer_bytes=5)
+        for _ in range(2):  # its listener closes after each
+            assert await post(asked, no_tls, kept) == b"12345"
+        assert len(hook.requests) == 2
+    kept.close()
+
+
+def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.reference_broker.server.webhooks.KEPT_S", 0.0)
+    in_loop(_ask_late)()
+
+
+async def _ask_late() -> None:
+    kept = Kept()
+    async with Patient(_LENGTH, _LENGTH) as hook:
+        assert await post(hook.asked, no_tls, kept) == b"12345"
+        await asyncio.wait_for(hook.ended.wait(), 60)
+        assert await post(hook.asked, no_tls, kept) == b"12345"
+        assert hook.connections == 2
+    kept.close()
+
+
+@pytest.mark.usefixtures("long_kept")
+def test_few_connections_are_kept() -> None:
+    in_loop(_keep_few)()
+
+
+async def _keep_few() -> None:
+    kept = Kept()
+    async with Patient(*[_LENGTH] * (MAX_KEPT + 8)) as hook:
+        asking = [post(hook.asked, no_tls, kept) for _ in range(MAX_KEPT + 8)]
+        assert await asyncio.gather(*asking) == [b"12345"] * len(asking)
+        assert len(kept) == MAX_KEPT
+        assert kept.take(("http", "elsewhere", True)) is None
+    kept.close()
