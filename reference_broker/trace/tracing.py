@@ -211,7 +211,7 @@ class Tracing:
             self._delivered(traced, traced.delivery)
         if kind is TraceKind.DELIVERED:
             return
-        parent, since = traced.deliveries.get(group) or (traced.root_id, now)
+        parent, since = traced.deliveries.get(group) or (traced.root_id, now if group else traced.since)
         if kind is TraceKind.RETRY_SCHEDULED:
             since = now
         if kind in _ENDS or kind is TraceKind.RETRY_SCHEDULED:

@@ -230,8 +230,9 @@ def test_expiry_is_a_span(traced_with: Callable[..., QueueBench]) -> None:
     assert status(bench) is TraceStatus.EXPIRED
 
 
-def test_runs_hold_what_is_traced(traced_with: Callable[..., QueueBench]) -> None:
+def test_runs_hold_what_is_traced(traced_with: Callable[..., QueueBench], monkeypatch: pytest.MonkeyPatch) -> None:
     """Published as a batch, delivered in runs, settled in one: all in order, and each that is traced says so."""
+    monkeypatch.setattr("assay.reference_broker.queues.delivery.dispatcher.QUANTUM_ALONE", 32)
     bench = traced_with()
     consumer = bench.consumer()
     taken: list[tuple[int, Message]] = []
