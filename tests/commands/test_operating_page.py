@@ -138,6 +138,14 @@ def test_nothing_in_a_block_stops_a_shell_that_it_is_typed_into() -> None:
         assert "$ " not in block
 
 
+def test_what_goes_on_in_the_background_prints_into_a_file() -> None:
+    """On one terminal, what two programs print at a time may be mixed, even within a line."""
+    behind = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    behind = [line for line in behind if line.endswith(" &")]
+    assert behind
+    assert [line for line in behind if " > " not in line] == []
+
+
 def test_the_page_names_every_command_and_every_exit_status() -> None:
     from assay.cli import _PARTS
     from assay.reference_broker.commands.ends import Exit
