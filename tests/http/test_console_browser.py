@@ -221,6 +221,20 @@ def test_on_a_phone(served: Served, open_page: Any, scheme: str) -> None:
     page.until(f"getComputedStyle(document.body).backgroundColor !== '{ground}'")
 
 
+def test_a_view_that_is_left_while_it_asks_tells_of_no_fault(served: Served, open_page: Any) -> None:
+    """Whoever left the messages of a queue early was told that the console has a fault: the signal was aborted."""
+    _queue(served, "left-early", {"payload": "x"})
+    page = open_page(served, "queues/left-early")
+    for _ in range(5):
+        page.run(
+            "new Promise((left) => { addEventListener('hashchange', () => {"
+            " location.hash = '#/queues/left-early/groups'; left(); }, { once: true });"
+            " location.hash = '#/queues/left-early/messages'; })"
+        )
+        page.has("Let a group begin")
+    assert not page.run("document.body.innerText.includes('has a fault')")
+
+
 def test_what_is_typed_outlives_a_broker_that_is_away(served: Served, open_page: Any) -> None:
     _queue(served, "patient")
     page = open_page(served, "queues")

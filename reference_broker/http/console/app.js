@@ -47,12 +47,15 @@ class Context {
 
   /** Asks now and every so often, while the view is seen. */
   every(ms, work) {
-    const poller = new Poller(ms, work, (error, wait) => !this.signal.aborted && this.told(error, wait, poller));
+    const poller = new Poller(ms, work, (error, wait) => this.told(error, wait, poller));
     this.pollers.push(poller);
     return poller;
   }
 
   told(error, wait, poller) {
+    if (this.signal.aborted) {
+      return;
+    }
     if (error === null) {
       show(state, false);
       show(this.notice, false);

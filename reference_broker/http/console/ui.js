@@ -44,6 +44,9 @@ export function parsed(text, what) {
   }
 }
 
+/** Whether the view that asked was left: nobody waits for the answer. */
+export const isLeft = (error) => error.name === "AbortError";
+
 export function inWords(error) {
   if (error instanceof Mistake) {
     return error.message;
@@ -78,7 +81,9 @@ export function act(label, scope, work, kind = "") {
     try {
       await work();
     } catch (error) {
-      toast(inWords(error), "fail");
+      if (!isLeft(error)) {
+        toast(inWords(error), "fail");
+      }
     } finally {
       button.removeAttribute("aria-busy");
     }

@@ -2,7 +2,7 @@
 import { api, path, query } from "./api.js";
 import { chart, rates, remember } from "./charts.js";
 import { bytes, duration, empty, field, h, moment, number, plural, put, select, show, sync, table } from "./dom.js";
-import { act, toast } from "./ui.js";
+import { act, isLeft, toast } from "./ui.js";
 import { BASE, followed, toQueue } from "./views_queues.js";
 
 const EVERY_MS = 2000;
@@ -271,7 +271,9 @@ export function topics(ctx) {
         const { clients } = await api.get(`subscriptions/${path(filter)}/clients?limit=${PAGE}`, ctx.signal);
         box.replaceChildren(box.firstChild, h("ul", clients.map((each) => h("li", h("a", { href: toSession(each.client_id) }, each.client_id), ` (QoS ${each.qos})`))));
       } catch (error) {
-        toast(error.message, "fail");
+        if (!isLeft(error)) {
+          toast(error.message, "fail");
+        }
       }
     });
     return box;
