@@ -13,6 +13,8 @@ from assay.conformance.connection import Connection
 from assay.conformance.wire import Puback, Publish
 
 NOT_AUTHORIZED = 0x87
+UNHURRIED_S = 600
+"""Delivery timeout of a queue whose consumers hold what they got while many more messages are published."""
 T = TypeVar("T")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import shares
+from assay.conformance.cases.queue.administration import UNHURRIED_S, create
 from assay.conformance.cases.queue.support import (
     consume,
     count_of,
@@ -165,9 +166,10 @@ async def lost_share(ctx: CaseContext) -> None:
     messages of different keys that are published then.
     """
     queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await create(ctx, publisher, queue, delivery_timeout_s=UNHURRIED_S)
     lost_one = await consume(ctx, queue, name="lost")
     staying = await consume(ctx, queue, name="staying")
-    publisher = await ctx.connect(version=5, name="publisher")
     before = [f"before {number}".encode() for number in range(20)]
     for payload in before:
         await publish_with(publisher, queue, payload, partition_key=payload.decode())
@@ -195,10 +197,11 @@ async def unsubscribed(ctx: CaseContext) -> None:
     Of two consumers one unsubscribes. The other gets all of twenty messages of different keys.
     """
     queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await create(ctx, publisher, queue, delivery_timeout_s=UNHURRIED_S)
     leaving = await consume(ctx, queue, name="leaving")
     staying = await consume(ctx, queue, name="staying")
     await leaving.unsubscribe(f"$queue/{queue}")
-    publisher = await ctx.connect(version=5, name="publisher")
     wanted = sorted(str(number).encode() for number in range(20))
     for payload in wanted:
         await publisher.publish(f"$queue/{queue}", payload, qos=1)

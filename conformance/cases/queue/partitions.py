@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.conformance import partitioners as hashes
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import shares
-from assay.conformance.cases.queue.administration import ask, create, refused
+from assay.conformance.cases.queue.administration import UNHURRIED_S, ask, create, refused
 from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle
 from assay.conformance.connection import Connection
 
@@ -106,7 +106,7 @@ async def spread(ctx: CaseContext) -> None:
     client = await ctx.connect(version=5, name="client")
     for partitioner, options in (("fnv1a", {}), ("random", {"partition_key": "one"})):
         queue = new_queue(ctx)
-        await create(ctx, client, queue, partitions=2, partitioner=partitioner)
+        await create(ctx, client, queue, partitions=2, partitioner=partitioner, delivery_timeout_s=UNHURRIED_S)
         consumer = await consume(ctx, queue, name=partitioner)
         for number in range(60):
             await publish_with(client, queue, b"%d" % number, **options)
