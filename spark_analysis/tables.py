@@ -198,7 +198,7 @@ named AS (  -- a scope that only settled is not listed, but may be asked for
     SELECT run_id, queue, consumer_group, bool_or(listed) AS listed, coalesce(min(since), -1) AS since,
            coalesce(min(anew), -1) AS began_anew FROM (
         SELECT e.run_id, e.queue, e.consumer_group, e.consumer_group <> '' AS listed, e.idx AS since,
-               CASE WHEN e.reason = 'latest' AND e.op > k.destroyed_to THEN e.idx END AS anew
+               CASE WHEN e.op > k.destroyed_to THEN e.idx END AS anew
         FROM {events} e JOIN {contracts} k ON k.run_id = e.run_id WHERE e.f = 'subscribe' AND e.type = 'ok'
         UNION ALL SELECT run_id, queue, consumer_group, consumer_group <> '', NULL, NULL FROM drains
         UNION ALL SELECT run_id, queue, consumer_group, TRUE, NULL, NULL FROM {main} WHERE nth = 1

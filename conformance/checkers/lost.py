@@ -24,8 +24,8 @@ delivered as early as the process that saw it began (``started``), since no conn
 session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription, then
 nothing comes any more that was sent after what is missing was confirmed; and may give a message of QoS 2 a packet
 identifier that its client has in use since before, which takes it for that one (IGNORE): A1 of those is ``quality``,
-too. So is A1 of what was sent before the first SUBSCRIBE ``ok`` that asks to begin at the latest message and was
-invoked after the last such fault: it may have taken the group, and was made good then.
+too. So is A1 of what was sent before the first SUBSCRIBE ``ok`` that was invoked after the last such fault: it may have
+taken the group, which began anew then, at the latest message or at what the other groups had left.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -123,15 +123,20 @@ def _check_scope(tables: Tables, contract: Contract, scope: Scope, acked: list[S
 def _set_back(tables: Tables, contract: Contract, scope: Scope, destroyed: int) -> Callable[[Send], bool]:
     """Whether a message may be missing because of what the last destruction took of the group or session itself."""
     queue, group = scope
-    began_anew = next((answered for asked, answered in tables.latest_ok.get(scope, ()) if asked > destroyed), -1)
+    began_anew = next((answered for asked, answered in tables.subscribed_ok.get(scope, ()) if asked > destroyed), -1)
     if not queue.startswith(MQTT_PREFIX):
         return lambda send: send.inv_idx < began_anew
-    got = (tables.sends.get(value) for q, g, value in tables.main if (q, g) == scope)
-    newest = max((send.inv_idx for send in got if send is not None and send.queue == queue), default=-1)
-    newest = max(newest, tables.forgotten.newest.get(scope, -1))
+    newest = newest_got(tables, scope)
     back_idx = max(each.over_idx for each in destruction_by(tables, contract))
     none = END_IDX
     return lambda send: newest < send.cpl_idx or tables.ignored.get((queue, group, send.value), none) < back_idx
+
+
+def newest_got(tables: Tables, scope: Scope) -> int:
+    """Where the newest message of its queue was sent that a group got; -1: it got none."""
+    got = (tables.sends.get(value) for queue, group, value in tables.main if (queue, group) == scope)
+    newest = max((send.inv_idx for send in got if send is not None and send.queue == scope[0]), default=-1)
+    return max(newest, tables.forgotten.newest.get(scope, -1))
 
 
 def _never(send: Send) -> bool:

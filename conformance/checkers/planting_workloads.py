@@ -25,7 +25,7 @@ from assay.conformance.checkers.tables import (
     build_tables,
 )
 from assay.conformance.checkers.wills import missing
-from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
 replace = msgspec.structs.replace
 
@@ -264,7 +264,7 @@ def _unpublished_will(given: Planting) -> Events | None:
         subject = (first.queue, first.group, first.value)
         kept = given.tables.main.pop(subject)
         if given.tables.drained(first.queue, first.group):
-            owed += [row for row in missing(given.tables, first.queue, first.group) if row.value == first.value]
+            owed += [row for row in missing(given.tables, Contract(), *subject[:2]) if row.value == first.value]
         given.tables.main[subject] = kept
     if not owed:
         return None

@@ -266,8 +266,8 @@ class Tables:
         self.drains: dict[Scope, HistoryEvent] = {}
         self.started: dict[str, int] = {}
         self.latest: dict[Scope, int] = {}
-        self.latest_ok: dict[Scope, list[tuple[int, int]]] = {}
-        """Invocation and answer of each SUBSCRIBE that asks to begin at the latest message, in order."""
+        self.subscribed_ok: dict[Scope, list[tuple[int, int]]] = {}
+        """Invocation and answer of each SUBSCRIBE, in order."""
         self.ignored: dict[Subject, int] = {}
         """Messages whose packet identifier their client had in use, and where it got the one that has it."""
         self.commits: dict[str, Commit] = {}
@@ -465,8 +465,7 @@ class Builder:
             scope = (event.queue, event.group)
             if event.type is OpType.OK:
                 tables.subscribed.setdefault(scope, event.index)
-                if event.reason == "latest":
-                    tables.latest_ok.setdefault(scope, []).append((event.op, event.index))
+                tables.subscribed_ok.setdefault(scope, []).append((event.op, event.index))
             elif event.type is OpType.INVOKE and event.reason == "latest":
                 tables.latest.setdefault(scope, event.index)
         elif kind is OpKind.UNSUBSCRIBE:
@@ -566,7 +565,7 @@ class Builder:
         tables = other.tables
         tables.session_ends, tables.faults, tables.started = common.session_ends, common.faults, common.started
         tables.subscribed, tables.latest, tables.drains = common.subscribed, common.latest, common.drains
-        tables.latest_ok = common.latest_ok
+        tables.subscribed_ok = common.subscribed_ok
         tables.sessions, tables.links, tables.commits = common.sessions, common.links, common.commits
         tables.unbound = common.unbound
         take = other.take

@@ -11,14 +11,15 @@ alive_ns. ``back`` is the client's next connection of the same session (accepted
           w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
                                                                                                  MQTT-3.1.2-8, 3.1.3-9
     W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
-          its end; or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
+          its end, nor did one of the disk, as for W1, before a crash that overlaps (w.end, d); or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
     W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
 
 What cannot be written a broker may refuse, a will as well, although nobody is there to be told. After a sync that
 failed it may until it is started again; else it goes on within PATIENCE_NS of there being a disk again.
 
 None is claimed when a fault of the clock is in the history. Severity: ``safety``; W2 after DISCONNECT ``quality`` when
-a fault that the contract lets destroy what was acknowledged began between it and d. ``index``: of the delivery; of w's
+a fault that the contract lets destroy what was acknowledged began between it and d, and W1 when one began since g
+subscribed, and g got nothing that was sent after w.end: its subscription may be lost. ``index``: of the delivery; of w's
 end.
 """
 
@@ -32,12 +33,12 @@ from assay.conformance.checkers.excuses import (
     WRONG_CLOCK,
     active,
     destroyed,
+    destroyed_to,
     disturbed,
     refuses_sessions,
 )
-from assay.conformance.checkers.lost import closed
+from assay.conformance.checkers.lost import closed, newest_got
 from assay.conformance.checkers.tables import END_IDX, SHARE_PREFIX, Link, Tables, Will
-from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
 
 CHECKER = "wills"
@@ -58,7 +59,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     scopes = [scope for scope in tables.scopes() if not scope[1].startswith(SHARE_PREFIX)]
     for queue, group in scopes:
         if closed(tables, contract, (queue, group)):
-            rows += missing(tables, queue, group)
+            rows += missing(tables, contract, queue, group)
     return rows
 
 
@@ -77,7 +78,10 @@ def _judge(tables: Tables, contract: Contract, will: Will, event: HistoryEvent) 
         return []
     due_ns = link.alive_ns + max(0, will.send.delay_ns) - SLACK_NS
     if will.status is OpType.FAIL:
-        hidden = disturbed(tables, DISTURBING, will.send.inv_idx, will.end_idx, will.end_ns + SLACK_NS)
+        hidden = disturbed(tables, DISTURBING, will.send.inv_idx, will.end_idx, will.end_ns + SLACK_NS) or (
+            active(tables, CRASHING, will.end_idx, event.index)
+            and _refused(tables, will, min(link.alive_ns, will.end_ns), will.end_ns + SLACK_NS)
+        )
         severity = quality_if(destroyed(tables, contract, will.end_idx, event.index))
         return [] if hidden else [row_of(CHECKER, "W2", event, "although DISCONNECT withdrew it", severity)]
     resumed = after is not None and after.status is OpType.OK and after.present and after.ok_ns < due_ns
@@ -88,9 +92,10 @@ def _judge(tables: Tables, contract: Contract, will: Will, event: HistoryEvent) 
     return []
 
 
-def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
+def missing(tables: Tables, contract: Contract, queue: str, group: str) -> list[Anomaly]:
     """The W1 rows of one closed scope."""
     since = tables.subscribed.get((queue, group), -1)
+    may_be_set_back = since < destroyed_to(tables, contract)
     drain = tables.drains.get((queue, group)) or tables.drains.get((queue, "")) or tables.drains[("", "")]
     rows = []
     for will in tables.wills.values():
@@ -107,11 +112,12 @@ def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
             tables, will, 0 if link is None else min(link.alive_ns, will.end_ns), until_ns
         ):
             continue
+        is_set_back = may_be_set_back and newest_got(tables, (queue, group)) < will.end_idx
         rows.append(
             Anomaly(
                 checker=CHECKER,
                 anomaly="W1",
-                severity=Severity.SAFETY,
+                severity=quality_if(is_set_back),
                 queue=queue,
                 group=group,
                 value=will.send.value,
@@ -123,7 +129,8 @@ def missing(tables: Tables, queue: str, group: str) -> list[Anomaly]:
 
 
 def _refused(tables: Tables, will: Will, alive_ns: int, until_ns: int) -> bool:
-    """Whether a fault of the disk may have kept a will from those that it was for, by then."""
+    """Whether a fault of the disk may have kept the end of a will from being written, and the will from those that it was
+    for, by then."""
     started = [span.to_idx for span in tables.faults if span.kind in CRASHING and span.to_idx <= will.end_idx]
     started_idx = max(started, default=-1)
     return any(

@@ -176,7 +176,7 @@ class MqttClient(WorkloadClient):
                 self._on_other(packet, now)
 
     def _on_connack(self, packet: Connack, now: float) -> None:
-        if packet.reason_code >= _REFUSED:
+        if packet.reason_code:  # 3.1.1 counts refusals from 1 on
             detail = f"connection refused, reason 0x{packet.reason_code:02x}"
             self._end_handshake(OpType.FAIL, now, detail)
             self._abort(detail)

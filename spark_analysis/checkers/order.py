@@ -13,7 +13,7 @@ from typing import Final
 ORDER: Final = """
 WITH firsts AS (
     SELECT m.run_id, m.queue, m.consumer_group, s.producer, concat_ws(' ', s.lane, s.key) AS key,
-           m.process, m.idx, m.value, s.seq, s.inv_idx, p.since
+           m.process, m.idx, m.value, s.seq, s.inv_idx, s.cpl_idx, p.since
     FROM {main} m
     JOIN {contracts} k ON k.run_id = m.run_id AND k.order = 'per_producer_key'
     JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
@@ -44,12 +44,14 @@ behind AS (
     SELECT *, coalesce(seq < at_this_one, FALSE) AS behind_its_own FROM compared
     WHERE seq < greatest(before_it_came, at_this_one)
 ),
-crashed AS (
-    SELECT DISTINCT b.run_id, b.idx FROM behind b JOIN {faults} f ON f.run_id = b.run_id
+crashed AS (  -- what was not confirmed a loss of power may have taken from before what came after it
+    SELECT b.run_id, b.idx, max(f.kind IN ('power_loss', 'torn_write') AND f.from_idx < b.cpl_idx) AS unconfirmed
+    FROM behind b JOIN {faults} f ON f.run_id = b.run_id
     WHERE f.crashes AND f.from_idx < b.idx AND f.to_idx > b.inv_idx
+    GROUP BY b.run_id, b.idx
 )
 SELECT b.run_id, 'order' AS checker, 'D8' AS anomaly, 'safety' AS severity, b.queue, b.consumer_group, b.value, b.idx,
        'after a later one of its producer and key' AS detail
 FROM behind b LEFT JOIN crashed c ON c.run_id = b.run_id AND c.idx = b.idx
-WHERE b.behind_its_own OR c.idx IS NULL
+WHERE c.idx IS NULL OR b.behind_its_own AND NOT c.unconfirmed
 """

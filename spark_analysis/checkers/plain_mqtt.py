@@ -220,48 +220,70 @@ hidden AS (
     SELECT DISTINCT w.run_id, w.value FROM wills w JOIN {faults} f ON f.run_id = w.run_id AND (f.cuts OR f.delays)
     WHERE (f.from_idx < w.end_idx OR f.from_ns <= w.end_ns + :slack_ns) AND f.to_idx > w.inv_idx
 ),
+started AS (
+    SELECT w.run_id, w.value, max(f.to_idx) AS idx FROM wills w JOIN {faults} f ON f.run_id = w.run_id AND f.crashes
+        AND f.to_idx <= w.end_idx
+    GROUP BY w.run_id, w.value
+),
+kept AS (  -- its end may not have been written
+    SELECT w.run_id, w.value, min(f.from_idx) AS from_idx, min(f.from_ns) AS from_ns
+    FROM wills w LEFT JOIN started s ON s.run_id = w.run_id AND s.value = w.value
+    JOIN {faults} f ON f.run_id = w.run_id AND f.refuses_sessions AND f.to_idx > coalesce(s.idx, -1)
+        AND (f.sticks OR f.to_ns > if(w.its IS NULL, 0, least(w.its.alive_ns, w.end_ns)) - :patience_ns)
+    GROUP BY w.run_id, w.value
+),
 seen AS (
     SELECT w.*, d.queue AS place, d.consumer_group, d.idx, d.time_ns, h.value IS NOT NULL AS is_hidden,
+           coalesce(k.from_idx < w.end_idx OR k.from_ns <= w.end_ns + :slack_ns, FALSE) AS is_kept,
            coalesce(w.its.alive_ns, :never_ns) + w.wait_ns - :slack_ns AS due_ns
     FROM wills w JOIN {deliveries} d ON d.run_id = w.run_id AND d.value = w.value
     LEFT JOIN hidden h ON h.run_id = w.run_id AND h.value = w.value
+    LEFT JOIN kept k ON k.run_id = w.run_id AND k.value = w.value
     WHERE w.its IS NOT NULL
 ),
+undone_end AS (
+    SELECT DISTINCT s.run_id, s.idx AS seen_idx FROM seen s JOIN {faults} f ON f.run_id = s.run_id AND f.crashes
+        AND f.from_idx < s.idx AND f.to_idx > s.end_idx
+    WHERE s.status = 'fail' AND s.is_kept
+),
 came AS (
-    SELECT *, CASE
-        WHEN status = 'fail' THEN if(is_hidden, NULL, 'W2 although DISCONNECT withdrew it')
+    SELECT s.*, CASE
+        WHEN status = 'fail' THEN if(is_hidden OR u.seen_idx IS NOT NULL, NULL, 'W2 although DISCONNECT withdrew it')
         WHEN delay_ns > 0 AND after.status = 'ok' AND after.present AND after.ok_ns < due_ns
             THEN 'W2 although its client came back in time'
         WHEN time_ns < due_ns AND (after IS NULL OR after.inv_idx > idx) THEN 'W3 before its time'
         END AS what
-    FROM seen
+    FROM seen s LEFT JOIN undone_end u ON u.run_id = s.run_id AND u.seen_idx = s.idx
 ),
 undone AS (
     SELECT DISTINCT c.run_id, c.idx FROM came c JOIN {faults} f ON f.run_id = c.run_id AND f.destroys
     WHERE c.status = 'fail' AND f.from_idx < c.idx AND c.end_idx < f.destroyed_to
 ),
 due AS (
-    SELECT w.*, c.consumer_group FROM wills w JOIN {scopes} c ON c.run_id = w.run_id AND c.queue = w.queue
+    SELECT w.*, c.consumer_group, c.since FROM wills w JOIN {scopes} c ON c.run_id = w.run_id AND c.queue = w.queue
         AND c.listed AND c.closed AND NOT startswith(c.consumer_group, '$share/')
     LEFT ANTI JOIN {main} m ON m.run_id = w.run_id AND m.queue = w.queue AND m.consumer_group = c.consumer_group
         AND m.value = w.value
     WHERE w.status = 'ok' AND w.inv_idx >= c.since AND c.drained_ns >= w.end_ns + w.wait_ns + :patience_ns
         AND NOT coalesce(w.wait_ns > 0 AND w.after.inv_ns < w.end_ns + w.wait_ns + :slack_ns, FALSE)
 ),
-started AS (
-    SELECT d.run_id, d.value, max(f.to_idx) AS idx FROM due d JOIN {faults} f ON f.run_id = d.run_id AND f.crashes
-        AND f.to_idx <= d.end_idx
-    GROUP BY d.run_id, d.value
+newest AS (  -- what a group got last
+    SELECT m.run_id, m.queue, m.consumer_group, max(s.inv_idx) AS idx
+    FROM {main} m JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.queue = m.queue
+    WHERE m.is_mqtt GROUP BY m.run_id, m.queue, m.consumer_group
 )
 SELECT c.run_id, 'wills' AS checker, left(c.what, 2) AS anomaly, if(u.idx IS NULL, 'safety', 'quality') AS severity,
        c.place AS queue, c.consumer_group, c.value, c.idx, substr(c.what, 4) AS detail
 FROM came c LEFT JOIN undone u ON u.run_id = c.run_id AND u.idx = c.idx
 WHERE c.what IS NOT NULL
 UNION ALL
-SELECT d.run_id, 'wills', 'W1', 'safety', d.queue, d.consumer_group, d.value, d.end_idx, 'never published'
-FROM due d LEFT JOIN started s ON s.run_id = d.run_id AND s.value = d.value
-LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id
+SELECT d.run_id, 'wills', 'W1',
+       if(d.since < k.destroyed_to AND coalesce(n.idx, -1) < d.end_idx, 'quality', 'safety'),
+       d.queue, d.consumer_group, d.value, d.end_idx, 'never published'
+FROM due d JOIN {contracts} k ON k.run_id = d.run_id
+LEFT JOIN newest n ON n.run_id = d.run_id AND n.queue = d.queue AND n.consumer_group = d.consumer_group
+LEFT ANTI JOIN kept f ON f.run_id = d.run_id AND f.value = d.value
     AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
-    AND (f.crashes AND f.to_idx > d.inv_idx OR f.refuses_sessions AND f.to_idx > coalesce(s.idx, -1)
-         AND (f.sticks OR f.to_ns > if(d.its IS NULL, 0, least(d.its.alive_ns, d.end_ns)) - :patience_ns))
+LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id AND f.crashes AND f.to_idx > d.inv_idx
+    AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
 """
