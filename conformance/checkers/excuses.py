@@ -43,8 +43,9 @@ def disturbed(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int,
 
 
 def fired_again(tables: Tables, send: Send | None, seen_idx: int) -> bool:
-    """Whether a delayed message may have fired a second time before it was seen: over a loss of power (Q-DELAY-21)."""
-    return send is not None and send.delay_ns >= 0 and active(tables, POWER, send.inv_idx, seen_idx)
+    """Whether a delayed message may have fired a second time before it was seen: what says that it fired was lost with
+    the power, or by a sync that failed (Q-DELAY-21)."""
+    return send is not None and send.delay_ns >= 0 and active(tables, POWER | STICKING, send.inv_idx, seen_idx)
 
 
 def with_its_clock(tables: Tables, contract: Contract) -> Contract:

@@ -11,16 +11,16 @@ alive_ns. ``back`` is the client's next connection of the same session (accepted
           w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
                                                                                                  MQTT-3.1.2-8, 3.1.3-9
     W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
-          its end, nor did one of the disk, as for W1, before a crash that overlaps (w.end, d); or x > 0 and back was accepted before alive_ns + x - SLACK_NS}               MQTT-3.1.2-10, 3.1.3-9
+          its end, nor did one of the disk, as for W1, with a crash that overlaps (w.end, d);
+          or x > 0 and back was accepted before alive_ns + x - SLACK_NS}                        MQTT-3.1.2-10, 3.1.3-9
     W3 = {d of w : d.time < alive_ns + x - SLACK_NS, the client had not connected anew, or resumed, by d}
 
 What cannot be written a broker may refuse, a will as well, although nobody is there to be told. After a sync that
 failed it may until it is started again; else it goes on within PATIENCE_NS of there being a disk again.
 
-None is claimed when a fault of the clock is in the history. Severity: ``safety``; W2 after DISCONNECT ``quality`` when
-a fault that the contract lets destroy what was acknowledged began between it and d, and W1 when one began since g
-subscribed, and g got nothing that was sent after w.end: its subscription may be lost. ``index``: of the delivery; of w's
-end.
+None is claimed when a fault of the clock is in the history. Severity: ``safety``; ``quality`` when a fault that the
+contract lets destroy what was acknowledged began: of W2 after DISCONNECT between it and d, of W1 since g subscribed,
+where g got nothing that was sent after w.end (its subscription may be lost). ``index``: of the delivery; of w's end.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def missing(tables: Tables, contract: Contract, queue: str, group: str) -> list[
 
 
 def _refused(tables: Tables, will: Will, alive_ns: int, until_ns: int) -> bool:
-    """Whether a fault of the disk may have kept the end of a will from being written, and the will from those that it was
+    """Whether a fault of the disk may have kept a will's end from being written, or the will from those that it was
     for, by then."""
     started = [span.to_idx for span in tables.faults if span.kind in CRASHING and span.to_idx <= will.end_idx]
     started_idx = max(started, default=-1)

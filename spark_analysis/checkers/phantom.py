@@ -58,10 +58,10 @@ WITH placed AS (
 compared AS (
     SELECT *, first_value(place) OVER (PARTITION BY run_id, queue, value ORDER BY idx) AS first_place FROM placed
 ),
-fired_again AS (  -- over a loss of power, a delayed message may fire a second time
+fired_again AS (  -- over a loss of power, or a failed sync, a delayed message may fire a second time
     SELECT DISTINCT c.run_id, c.idx FROM compared c
     JOIN {sends} s ON s.run_id = c.run_id AND s.value = c.value AND s.delay_ns >= 0
-    JOIN {faults} f ON f.run_id = c.run_id AND f.kind IN ('power_loss', 'torn_write')
+    JOIN {faults} f ON f.run_id = c.run_id AND (f.kind IN ('power_loss', 'torn_write') OR f.sticks)
         AND f.from_idx < c.idx AND f.to_idx > s.inv_idx
     WHERE c.place <> c.first_place
 )

@@ -89,9 +89,10 @@ excused AS (
     SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} d ON d.run_id = u.run_id AND d.destroys
     WHERE u.is_late AND u.settled_idx < d.destroyed_to AND d.from_idx < u.idx
 ),
-fired_again AS (  -- over a loss of power, a delayed message may fire a second time
+fired_again AS (  -- over a loss of power, or a failed sync, a delayed message may fire a second time
     SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} f ON f.run_id = u.run_id
-    WHERE u.is_delayed AND f.kind IN ('power_loss', 'torn_write') AND f.from_idx < u.idx AND f.to_idx > u.sent_idx
+    WHERE u.is_delayed AND (f.kind IN ('power_loss', 'torn_write') OR f.sticks)
+        AND f.from_idx < u.idx AND f.to_idx > u.sent_idx
 ),
 classed AS (
     SELECT u.*, x.idx IS NOT NULL AS is_excused,

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.faults.workload import PayloadError, decode_payload, encode_payload, intended_ns
+from assay.conformance.wire import Connack, encode
+from assay.faults.workload import HistoryRecorder, PayloadError, decode_payload, encode_payload, intended_ns
+from assay.faults.workload.client import Timing
+from assay.faults.workload.mqtt_client import MqttClient
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 NAMES = st.text(alphabet="abcdefgh0123456789./", min_size=1, max_size=12)
@@ -183,6 +186,20 @@ def test_a_refusal_fails_and_is_not_retried(virtual_run: Any, fake_broker: Any, 
     assert count(events, OpKind.PUBLISH, OpType.FAIL) == 20
     assert "0x97" in next(event.detail for event in events if event.type is OpType.FAIL)
     assert run.plan.open_count == 0
+
+
+@pytest.mark.parametrize(("version", "code"), [(4, 3), (4, 5), (5, 0x88)])
+def test_every_connack_that_is_not_success_is_a_refusal(version: int, code: int) -> None:
+    """Swarm seed 200169 of mqtt-flaky-network: codes of 3.1.1 were taken for success, and sessions for lost."""
+    events: list[HistoryEvent] = []
+    timing = Timing(operation_timeout_s=1.0, reconnect_after_s=1.0, handshake_timeout_s=1.0, keep_alive_s=2)
+    client = MqttClient("c0", timing, HistoryRecorder(events.append, 0.0), 1, version=version)
+    client.start(0.0)
+    client.connection_made(0.0)
+    client.receive(encode(Connack(reason_code=code), version), 0.1)
+    assert client.closing
+    assert events[-1].type is OpType.FAIL
+    assert events[-1].detail == f"connection refused, reason 0x{code:02x}"
 
 
 def test_lost_messages_end_the_drain_by_silence(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:

@@ -258,11 +258,13 @@ class TestDuplicate:
 
 
 class TestOrder:
-    def reversed_pair(self, **second: object) -> History:
+    def reversed_pair(self, fault: str = "") -> History:
         history = History()
         first, later = history.send(0), history.send(1)
+        if fault:
+            history.fault(fault)
         history.deliver(later)
-        history.deliver(first, **second)
+        history.deliver(first)
         return history
 
     def test_overtaken(self) -> None:
@@ -324,6 +326,20 @@ class TestOrder:
             history.send(0)
         history.deliver("p-0")
         assert history.found() == ([("D8", "p-0")] if accused else [])
+
+    @pytest.mark.parametrize(("fault", "found"), [("power_loss", []), ("crash", [("D8", "p-0")])])
+    def test_power_may_take_one_of_two_that_were_not_confirmed(self, fault: str, found: list[tuple[str, str]]) -> None:
+        """Swarm seed 200361 of mqtt-flaky-network: its producer sent it again, after the one that was left."""
+        history = History()
+        sent = {"queue": "q", "key": "k", "value": "p-0", "producer": "p", "seq": 0}
+        op = history.add("p", OpKind.PUBLISH, INVOKE, **sent)
+        later = history.send(1)
+        history.fault(fault)
+        history.add("p", OpKind.PUBLISH, OK, op=op, **sent)
+        history.deliver(later)
+        history.deliver("p-0")
+        assert history.found() == found
+        assert self.reversed_pair(fault="power_loss").found() == [("D8", "p-0")], "they were confirmed"
 
     def test_unconfirmed_sends_have_no_order(self) -> None:
         history = History()

@@ -106,6 +106,55 @@ class TestWills:
             rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
             assert [(row.anomaly, row.severity) for row in rows] == [("W2", severity)]
 
+    @pytest.mark.parametrize(
+        ("fault", "end", "found"),
+        [
+            ("sync_error broker sessions", "crash", []),
+            ("sync_error broker sessions", "", ["W2"]),
+            ("sync_error broker groups", "crash", ["W2"]),
+            ("write_error broker sessions", "crash", []),
+        ],
+    )
+    def test_a_disconnect_that_could_not_be_written_is_forgotten_by_a_crash(
+        self, fault: str, end: str, found: list[str]
+    ) -> None:
+        """Swarm seed 200428 of mqtt-flaky-network: the will of who left came when the broker was back."""
+        history = self.left()
+        op = history.add("faults", OpKind.FAULT, INVOKE, detail=fault)
+        history.add("faults", OpKind.FAULT, OK, op=op, detail=fault)
+        self.end(history, FAIL)
+        history.wait(1.0)
+        if end:
+            history.fault(end)
+        self.publish(history)
+        assert self.drained(history) == found
+
+    @pytest.mark.parametrize(
+        ("means", "newer", "severity"),
+        [
+            (AckedMeans.OS, False, Severity.QUALITY),
+            (AckedMeans.OS, True, Severity.SAFETY),
+            (AckedMeans.DISK, False, Severity.SAFETY),
+        ],
+    )
+    def test_a_session_that_was_set_back_may_have_lost_its_subscription(
+        self, means: AckedMeans, newer: bool, severity: Severity
+    ) -> None:
+        """Swarm seed 200463 of mqtt-flaky-network: a will that was left afterwards did not come to it."""
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        history.fault("power_loss")
+        history.wait(5.0)
+        self.connect(history, 0)
+        self.end(history, OK)
+        if newer:
+            history.send(1, queue=SPACE)
+            history.deliver("p-1", to="s0.0", group="s0", queue=SPACE)
+        history.wait(6.0)
+        history.add("drain", OpKind.DRAIN, OK, queue=SPACE)
+        rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
+        assert [(row.anomaly, row.severity) for row in rows] == [("W1", severity)]
+
     def test_a_will_that_came_before_its_session_was_set_back_is_judged(self) -> None:
         history = self.left()
         self.end(history, FAIL)

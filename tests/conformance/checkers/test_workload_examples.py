@@ -125,7 +125,7 @@ class TestDelays:
             assert history.found() == found
 
     def test_a_loss_of_power_may_fire_it_twice(self) -> None:
-        for fault, found in (("power_loss", []), ("crash", [("B1", "p-0")])):
+        for fault, found in (("power_loss", []), ("sync_error", []), ("crash", [("B1", "p-0")])):
             history = self.delayed(0.1, 0.2)
             history.deliver("p-0", at=3)
             history.settle("p-0")
@@ -331,27 +331,29 @@ class TestPlainDeliveries:
         rows = self.set_back(**how, later="after").rows(msgspec.structs.replace(PLAIN, acked_means=means))
         assert [(row.anomaly, row.value, row.severity) for row in rows] == [("A1", "p-1", severity)]
 
-    def test_a_group_that_a_crash_took_begins_at_the_latest_message_again(self) -> None:
-        """Swarm seed 20004 of passing-groups: a queue in memory, and the group with it.
+    @pytest.mark.parametrize("cursor", ["latest", ""])
+    def test_a_group_that_a_crash_took_begins_anew(self, cursor: str) -> None:
+        """Swarm seeds 20004 of passing-groups and 200198 of power-loss: a queue in memory, and the group with it. What
+        other groups settle before it is back need not be kept for it.
 
         Once it is there again it is owed what comes, also when its consumer asks for the latest message a third time.
         """
         for means, severity in ((AckedMeans.MEMORY, Severity.QUALITY), (AckedMeans.OS, Severity.SAFETY)):
             history = History()
-            self.begin(history, "c")
+            self.begin(history, "c", cursor)
             history.fault("crash")
             history.send(0)
-            self.begin(history, "c.1")
+            self.begin(history, "c.1", cursor)
             history.send(1)
-            self.begin(history, "c.2")
+            self.begin(history, "c.2", cursor)
             history.drain()
             rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=means))
             found = [(row.anomaly, row.value, row.severity) for row in rows]
             assert found == [("A1", "p-0", severity), ("A1", "p-1", Severity.SAFETY)]
 
-    def begin(self, history: History, process: str) -> None:
-        op = history.add(process, OpKind.SUBSCRIBE, INVOKE, queue="q", group="g", reason="latest")
-        history.add(process, OpKind.SUBSCRIBE, OK, op=op, queue="q", group="g", reason="latest")
+    def begin(self, history: History, process: str, cursor: str) -> None:
+        op = history.add(process, OpKind.SUBSCRIBE, INVOKE, queue="q", group="g", reason=cursor)
+        history.add(process, OpKind.SUBSCRIBE, OK, op=op, queue="q", group="g", reason=cursor)
 
     def test_a_share_goes_on_when_a_member_is_gone(self) -> None:
         history = self.sent(1)
