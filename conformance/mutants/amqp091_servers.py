@@ -70,6 +70,7 @@ def codes_of_others(patch: Patch) -> None:
     silences=(
         "amqp091/extensions/expiration-of-a-message",
         "amqp091/extensions/expirations-that-are-no-numbers",
+        "amqp091/tx/time-to-live-begins-with-commit",
     ),
 )
 def expirations_are_moments(patch: Patch) -> None:

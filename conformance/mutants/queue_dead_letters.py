@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.queues.dead_letters import dead_letters
+from assay.reference_broker.queues.groups import retry
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.operations import replay
@@ -130,3 +133,66 @@ def count_the_present(patch: Patch) -> None:
         return stats
 
     patch.wrap(DeadLetterOperations, "stats", make)
+
+
+@mutant("queue-replay-empties-one-group", "what a replay sent back is no dead letter for the first of its groups alone")
+def empties_one_group(patch: Patch) -> None:
+    rest = "give_back([(group, entry)], self._agenda.now)"
+    sent = "sent_back(group, entry)"
+    patch.rewrite(Replay, "_send", sent, f"{sent} if group is held[0][0] else {rest}")
+
+
+@mutant("queue-replay-of-all-ends-early", "a replay of more than two dead letters leaves the last one")
+def ends_early(patch: Patch) -> None:
+    patch.rewrite(
+        DeadLetterOperations,
+        "replay",
+        "(index, low, partition.visible_end)",
+        "(index, low, partition.visible_end - (partition.visible_end - low > 2))",
+    )
+
+
+@mutant("queue-replay-is-not-written", "after a restart what was sent back is a dead letter again")
+def replay_not_written(patch: Patch) -> None:
+    def sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
+        with mock.patch.object(group.log, "ack"):
+            original(group, entry)
+
+    original = replay.sent_back
+    patch.replace(replay, "sent_back", sent_back)
+
+
+@mutant("queue-retries-are-called-a-timeout", "where both are bounded, retries that are used up are called a timeout")
+def retries_are_a_timeout(patch: Patch) -> None:
+    patch.rewrite(
+        retry,
+        "exhausted_reason",
+        "return RETRIES_EXCEEDED",
+        "return TOTAL_TIMEOUT_EXCEEDED if retry.total_timeout_s else RETRIES_EXCEEDED",
+    )
+
+
+@mutant("queue-letters-tell-their-second-delivery", "what a dead letter calls its first delivery is its last")
+def second_delivery(patch: Patch) -> None:
+    patch.rewrite(
+        dead_letters,
+        "dead_letter_message",
+        'rfc3339(entry.first_delivered_at) if entry.first_delivered_at else ""',
+        'rfc3339(entry.claimed_at) if entry.claimed_at else ""',
+    )
+
+
+@mutant("queue-replay-keeps-the-topic-of-the-letters", "what is sent back has the topic of the dead letters")
+def keeps_topic(patch: Patch) -> None:
+    old = "letter.user_property(ORIGINAL_TOPIC) or letter.topic"
+    patch.rewrite(dead_letters, "replayed_message", old, "letter.topic")
+
+
+@mutant("queue-replay-loses-priorities", "what is sent back is of normal priority")
+def loses_priorities(patch: Patch) -> None:
+    patch.replace(replay, "_options", lambda stored: None)
+
+
+@mutant("queue-refused-letters-are-hidden", "a dead letter that could not be sent back comes to nobody for an hour")
+def hidden(patch: Patch) -> None:
+    patch.rewrite(replay, "give_back", "entry.deadline = now", "entry.deadline = now + 3_600.0")

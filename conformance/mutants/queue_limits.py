@@ -49,6 +49,26 @@ def departures_forgotten(patch: Patch) -> None:
     patch.replace(Departures, "add", _nothing)
 
 
+@mutant(
+    "queue-dropped-behind-one-in-flight-is-kept",
+    "what a limit takes behind a message in flight is kept for other groups",
+)
+def dropped_is_kept(patch: Patch) -> None:
+    patch.rewrite(QueueContents, "left", "elif not any(", "elif False and not any(")
+
+
+@mutant(
+    "queue-dropped-behind-one-in-flight-is-back", "what a limit took behind a message in flight is back after a start"
+)
+def dropped_is_back(patch: Patch) -> None:
+    patch.rewrite(QueueContents, "left", "    self.departures.add(partition, offset, offset + 1)", "    return")
+
+
+@mutant("queue-retention-counts-one-lane", "what retention takes is taken from a group's normal priority alone")
+def retention_of_one_lane(patch: Patch) -> None:
+    patch.rewrite(QueueLimits, "retain", "for lane in place.lanes or (place,):", "for lane in (place,):")
+
+
 @mutant("queue-bad-options-ignored", "a publish option that cannot be read counts as not there")
 def bad_options(patch: Patch) -> None:
     def make(original: Callable[..., PublishOptions | None]) -> Callable[..., PublishOptions | None]:

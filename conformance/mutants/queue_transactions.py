@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
@@ -11,6 +12,7 @@ from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.messages.control_records import Outcome
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.transactions import producer_names
@@ -221,3 +223,38 @@ def open_of_all(patch: Patch) -> None:
         return begin
 
     patch.wrap(Transactions, "begin", make)
+
+
+@mutant("queue-transactions-swap-neighbours", "what a transaction publishes in one turn is swapped in pairs")
+def swap_neighbours(patch: Patch) -> None:
+    old = "    unwritten.transactional |= transactional"
+    swap = (
+        "    if transactional and not len(unwritten.records) % 2:\n"
+        "        for each in (unwritten.records, unwritten.messages):\n"
+        "            each[-1], each[-2] = each[-2], each[-1]"
+    )
+    patch.rewrite(QueuePartition, "add_marked", old, f"{old}\n{swap}")
+
+
+@mutant("queue-aborted-bursts-leave-their-last", "of three messages in a partition an abort lets the last one out")
+def leave_their_last(patch: Patch) -> None:
+    old = "    for start, end in _runs(span.offsets):"
+    patch.rewrite(PartitionProducers, "close", old, f"    del span.offsets[max(2, len(span.offsets) - 1) :]\n{old}")
+
+
+@mutant("queue-transactions-time-out-when-idle", "a transaction has its time anew with each message")
+def when_idle(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def publish(self: Transactions, *args: Any) -> None:
+            original(self, *args)
+            options, now = args[3:5]
+            found = self._phases.open.get(options.transaction_id)
+            if found is not None:
+                found.ends_by = now + found.ends_by - found.began_at
+                self._deadlines = [each for each in self._deadlines if each[1] != found.id]
+                heapq.heapify(self._deadlines)
+                heapq.heappush(self._deadlines, (found.ends_by, found.id))
+
+        return publish
+
+    patch.wrap(Transactions, "publish", make)

@@ -11,6 +11,7 @@ from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.sessions import session_restore
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.retained_sends import RetainedSends
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.sessions.session_journal import KeptSession
 from assay.reference_broker.routing.filter_tree import FilterTree
@@ -79,6 +80,25 @@ _slip(
     "        if stored.retained_due or (not stored.retain_handling and not stored.share_name and stored.qos == 1):\n"
     "            session.retained = session.retained or RetainedSends()\n"
     "            session.retained.add(subscription, broker.retained.newest)",
+)
+_slip(
+    "walk-of-a-replaced-subscription-is-the-first",
+    "a subscription that is replaced while its retained messages are being sent brings the rest of them alone",
+    RetainedSends,
+    "add",
+    "    self._waiting.setdefault(subscription.topic_filter, deque())",
+    "    if subscription.topic_filter in self._waiting:\n        return\n"
+    "    self._waiting.setdefault(subscription.topic_filter, deque())",
+)
+_slip(
+    "walk-of-a-replaced-subscription-is-the-last",
+    "a subscription that is replaced while its retained messages are being sent brings them again as the first one",
+    RetainedSends,
+    "add",
+    "    self._waiting.setdefault(subscription.topic_filter, deque())",
+    "    if subscription.topic_filter in self._waiting:\n"
+    "        subscription = self._waiting[subscription.topic_filter][0][0]\n"
+    "    self._waiting.setdefault(subscription.topic_filter, deque())",
 )
 _slip(
     "expiry-in-disconnect-not-written",

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.config import Durability, PriorityConfig, QueueConfig
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, SubscribeOptions
 from assay.reference_broker.queues.partitions import departures
 from assay.reference_broker.queues.partitions.intervals import Intervals
+from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.sim.disk import Persistence, SimDisk
 from tests.queues.conftest import BenchConsumer, QueueBench
@@ -93,6 +94,38 @@ def test_what_a_limit_took_stays_gone(bench_with: BenchWith, limits: str, groups
         bench.engine.subscribe("$dlq/q", pattern="", group="l", consumer_id="l", deliver=letters.deliver, now=bench.now)
         bench.turn()
         assert letters.values == [f"m{number}" for number in range(6) for _ in range(max(1, groups))]
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+@pytest.mark.parametrize(
+    ("limits", "priority"), [*((each, "") for each in LIMITS), *((each, "high") for each in LIMITS if "depth" in each)]
+)
+def test_what_a_limit_took_behind_one_in_flight_stays_gone(
+    bench_with: BenchWith, limits: str, holders: int, priority: str
+) -> None:
+    """No group made later gets it, before a restart or after, and none that is set back."""
+    letters_config = QueueConfig(name="$dlq/q", partitions=1, dead_letters=False)
+    fields = {**LIMITS[limits], "priority": PriorityConfig(enabled=bool(priority)), "configured": (letters_config,)}
+    bench = bench_with(MemoryDisk(), durability="fsync", **fields)
+    publish(bench, "m0", user_properties=(("priority", priority),) if priority else ())
+    holding = [joined(bench, f"g{number}", cursor=EARLIEST) for number in range(holders)]
+    for each in holding:
+        each.room = 0
+    publish(bench, *[f"m{number}" for number in range(1, 8)])
+    assert [each.values for each in holding] == [["m0"]] * holders
+    assert joined(bench, "soon", cursor=EARLIEST).values == ["m0", "m6", "m7"]
+    restarts(bench)
+    assert joined(bench, "late", cursor=EARLIEST).values == ["m0", "m6", "m7"]
+    bench.engine.groups.reset("q", "g0", EARLIEST, partition=None, now=bench.now)
+    bench.turn()
+    again = bench.consumer(group="g0")
+    bench.turn()
+    assert again.values == ["m0", "m6", "m7"]
+    restarts(bench)
+    if "letters" in limits:
+        letters = bench.consumer(queue="$dlq/q")
+        bench.turn()
+        assert sorted(letters.values) == [f"m{number}" for number in range(1, 6) for _ in range(holders)]
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
@@ -304,6 +337,28 @@ def test_what_is_gone_amid_is_passed_though_it_never_expires(bench_with: BenchWi
         late.ack(delivery)
     bench.turn()
     assert bench.engine.stats("q").depth == 0
+
+
+def test_what_left_behind_one_in_flight_takes_no_room_and_no_time(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they were, they are one interval, which a new group passes in one step."""
+    bench = bench_with(MemoryDisk(), max_depth=2, overflow="drop_oldest", segment_bytes=4_096)
+    publish(bench, "held")
+    holder = joined(bench, "holder", cursor=EARLIEST)
+    holder.room = 0
+    publish(bench, *map(str, range(300)))
+    (partition,) = bench.engine._queues["q"].partitions
+    assert partition.expiry is not None
+    assert partition.gone_count == 299
+    assert list(partition.expiry._gone) == [(1, 300)]
+    asked: list[int] = []
+    sound = QueuePartition.load
+    monkeypatch.setattr(
+        QueuePartition, "load", lambda self, offset, end=None: (asked.append(offset), sound(self, offset, end))[1]
+    )
+    assert joined(bench, cursor=EARLIEST).values == ["held", "299"]
+    assert len(asked) < 10, asked
 
 
 def test_intervals_are_cut_and_listed() -> None:

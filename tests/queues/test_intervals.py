@@ -38,6 +38,9 @@ def test_intervals_are_sets(begun: list[tuple[int, int]], added: list[tuple[int,
     asked = set(range(first, end))
     assert offsets_of(found.between(first, end)) == expected & asked
     assert offsets_of(found.gaps(first, end)) == asked - expected
+    assert found.first_beyond(first) == next(offset for offset in range(first, MOST + 2) if offset not in expected)
+    found.drop_below(first)
+    assert offsets_of(list(found)) == {offset for offset in expected if offset >= first}
 
 
 @given(st.sets(OFFSETS))

@@ -43,7 +43,7 @@ def _death(ctx: AmqpContext, event: Arrival, queue: str, reason: str) -> Mapping
     return first
 
 
-async def _has_expirations(ctx: AmqpContext) -> bool:
+async def has_expirations(ctx: AmqpContext) -> bool:
     """Whether an expiration is a number of milliseconds to live: what it means, if anything, the standard leaves open.
 
     A server that takes one of letters does not look at it, or understands something else by it.
@@ -87,7 +87,7 @@ async def message_ttl_zero(ctx: AmqpContext) -> None:
     await ctx.needs_argument("x-message-ttl", -1)
     of_queue = await ctx.queue_with(channel, {"x-message-ttl": 0})
     queues: list[tuple[str, dict[str, str]]] = [(of_queue, {})]
-    if await _has_expirations(ctx):
+    if await has_expirations(ctx):
         queues.append((await channel.queue(), {"expiration": "0"}))
     for queue, properties in queues:
         channel.publish("", queue, b"nobody waits", properties=properties)
@@ -110,7 +110,7 @@ async def expiration(ctx: AmqpContext) -> None:
     50 ms; what x-death keeps is the original expiration. One of an hour, and one without, stay.
     """
     ctx.is_timed = True
-    if not await _has_expirations(ctx):
+    if not await has_expirations(ctx):
         ctx.unsupported(_NO_EXPIRATIONS)
     channel = await ctx.channel()
     queue, _ = await _dead_letters(ctx, channel)

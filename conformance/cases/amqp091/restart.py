@@ -210,3 +210,46 @@ async def bodies(ctx: AmqpContext) -> None:
         with ctx.own_point():
             event = await channel.get_soon(queue)
         ctx.must(event.body == body, f"expected a body of {len(body)} bytes as it was; seen {len(event.body)} bytes")
+
+
+@amqp_case(
+    "restart/auto-delete-goes-on",
+    mutant="amqp-auto-delete-queues-are-plain-after-a-restart",
+    kills=("amqp-auto-delete-exchanges-are-plain-after-a-restart", "amqp-unbound-exchanges-go-at-the-start"),
+    clauses=("rmq.auto-delete.queue", "rmq.auto-delete.exchange"),
+    requires=_NEEDS,
+    together=True,
+    limit_s=15.0,
+)
+async def auto_delete(ctx: AmqpContext) -> None:
+    """Durable queues and exchanges that are auto-delete are there after a restart, and end as they would have before.
+
+    Two queues without a consumer, an exchange that one of them is bound to, and one that nothing was bound to yet. All
+    are there; the last consumer of the bound queue goes, and with it the queue, its binding and the exchange.
+    """
+    channel = await ctx.channel()
+    used, unused = [await channel.queue(shared=True, auto_delete=True) for _ in range(2)]
+    bound, unbound = [await channel.exchange("fanout", durable=True, auto_delete=True) for _ in range(2)]
+    await channel.bind(used, bound)
+    await ctx.restart()
+    connection = await ctx.client()
+    channel = await connection.channel()
+    with ctx.own_point():
+        for passive in (True, False):  # they are there, and what they were
+            for queue in (used, unused):
+                await channel.call("queue.declare", queue=queue, passive=passive, durable=True, auto_delete=True)
+            for exchange in (bound, unbound):
+                fields = {"type_": "fanout", "passive": passive, "durable": True, "auto_delete": True}
+                await channel.call("exchange.declare", exchange=exchange, **fields)
+        channel.publish(bound, "", b"by its binding")
+        await channel.count_becomes(used, 1)
+    tag = await channel.consume(used)
+    await channel.delivery(b"by its binding")
+    await channel.call("basic.cancel", consumer_tag=tag)
+    await channel.close()
+    await ctx.becomes(connection, "queue.declare", "channel 404", queue=used, passive=True)
+    await ctx.becomes(connection, "exchange.declare", "channel 404", exchange=bound, type_="fanout", passive=True)
+    channel = await connection.channel()
+    with ctx.own_point():
+        await channel.call("queue.declare", queue=unused, passive=True)
+        await channel.call("exchange.declare", exchange=unbound, type_="fanout", passive=True)

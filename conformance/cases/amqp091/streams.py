@@ -5,11 +5,13 @@ A server that refuses the type ends as unsupported. Offsets are the server's own
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from assay.conformance.amqp091.client import Channel
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
-from assay.conformance.wire.amqp091 import Arrival
+from assay.conformance.wire.amqp091 import Arrival, Typed
 
 _TYPE = {"x-queue-type": "stream"}
 _LIMIT_S = 10.0
@@ -169,3 +171,43 @@ async def no_get(ctx: AmqpContext) -> None:
         ctx.must(await asking.get(stream) is None, "expected Get to find nothing in a stream; seen a message")
     reader = await _reader(channel, stream, "first")
     await reader.delivery(b"0")
+
+
+@amqp_case(
+    "streams/consumers-begin-at-a-time",
+    level="SHOULD",
+    mutant="amqp-stream-ages-too-long",
+    kills=("amqp-stream-ages-too-short", "amqp-stream-times-of-another-unit"),
+    clauses=("rmq.x-queue-type",),
+    limit_s=_LIMIT_S,
+)
+async def at_a_time(ctx: AmqpContext) -> None:
+    """A consumer that begins at a time gets what is not older, and little of what is.
+
+    Two messages, 2.3 s apart, each in a part of its own, since it was read before the next one came. Consumers begin
+    2 s ago and, where the broker has our clock, in the second in which the second message was sent. They get that one,
+    and not the first: of what is older a server may send what it stored together with it.
+    """
+    ctx.is_timed = True
+    channel, stream, _ = await _filled(ctx, 1)
+    await asyncio.sleep(2.3)
+    second = int(time.time())
+    began = time.monotonic()
+    channel.publish("", stream, b"new")
+    await (await _reader(channel, stream, "first")).delivered_until(b"new")
+    readers = [("2 s ago", await _reader(channel, stream, "2s"))]
+    if ctx.endpoint.host in ("127.0.0.1", "::1", "localhost"):
+        readers.append(("a second", await _reader(channel, stream, Typed("T", second))))
+        by_text = await ctx.channel()  # who does not know the form may end the connection
+        await by_text.call("basic.qos", prefetch_count=100)
+        arguments = {"x-stream-offset": f"timestamp={second}"}
+        if await by_text.outcome("basic.consume", queue=stream, arguments=arguments) == "ok":
+            readers.append(("the same second as a text", by_text))
+    took_s = time.monotonic() - began
+    channel.publish("", stream, b"behind")
+    for name, reader in readers:
+        seen = [event.body for event in await reader.delivered_until(b"behind")]
+        if took_s > 1.5:
+            ctx.unsupported(f"to begin took {took_s:.1f} s: what was new is old by now")
+        ctx.must(b"new" in seen, f"{name}: expected the newer message; seen {seen}")
+        ctx.should(b"0" not in seen, f"{name}: the older message comes as well")

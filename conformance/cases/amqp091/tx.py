@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from assay.conformance.amqp091.client import Channel
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.cases.amqp091.extensions import has_expirations
 
 
 async def _transacted(ctx: AmqpContext) -> Channel:
@@ -223,3 +227,46 @@ async def room(ctx: AmqpContext) -> None:
     for body in (b"1", b"2"):
         channel.ack(await channel.delivery(body))
         await channel.call("tx.commit")
+
+
+@amqp_case(
+    "tx/time-to-live-begins-with-commit",
+    mutant="amqp-tx-lives-from-its-publish",
+    kills=("amqp-tx-of-one-lives-from-its-publish",),
+    clauses=("rmq.tx.semantics", "rmq.publish.expiration"),
+    limit_s=10.0,
+)
+async def lives_from_commit(ctx: AmqpContext) -> None:
+    """The time to live of what a transaction publishes begins when it comes to its queue, with Commit.
+
+    One message in a transaction of its own and two together, of half a second, whose transactions are open for longer:
+    they come to a consumer that waits for them. A server that takes half of their time to deliver is asked again with
+    messages that live four times as long, and is not judged if that is too short as well.
+    """
+    ctx.is_timed = True
+    alone = await _transacted(ctx)
+    if not await has_expirations(ctx):
+        ctx.unsupported("an expiration of letters is taken: the server does not look at it")
+    together, reader = await alone.connection.channel(), await alone.connection.channel()
+    await together.call("tx.select")
+    queue = await alone.queue()
+    await reader.consume(queue, no_ack=True)
+    for lives_s in (0.5, 2.0):
+        properties = {"expiration": str(int(lives_s * 1000))}
+        bodies = {alone: [b"alone"], together: [b"one", b"two"]}
+        for channel in bodies:
+            for body in bodies[channel]:
+                channel.publish("", queue, body, properties=properties)
+            await channel.barrier()
+        await asyncio.sleep(lives_s + 0.2)
+        began = time.monotonic()
+        for channel in bodies:
+            await channel.call("tx.commit")
+        reader.publish("", queue, b"behind")
+        seen = [event.body for event in await reader.delivered_until(b"behind")]
+        took_s = time.monotonic() - began
+        if seen == [b"alone", b"one", b"two"]:
+            return
+        if took_s <= lives_s / 2:
+            ctx.fail(f"expected all three messages with their commits; seen {seen}")
+    ctx.unsupported(f"a delivery took {took_s:.1f} s, about as long as the messages live")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import delivered, pass_time
 from assay.conformance.stall import Stopwatch
-from assay.conformance.wire import Properties, Subscription
+from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription
 
 
 @case(
@@ -266,3 +266,40 @@ async def outlives_publisher(ctx: CaseContext) -> None:
     client = await ctx.connect(name="client")
     await client.subscribe(topic)
     await client.expect_publish(topic, b"kept", retain=True)
+
+
+@case(
+    "mqtt5/retained/a-subscription-replaced-amid-them",
+    clauses=("MQTT-3.8.4-4", "MQTT-3.3.4-3"),
+    requires=("retain", "wildcards", "qos1", "subscription_identifiers"),
+    mutant="cross-walk-of-a-replaced-subscription-is-the-last",
+    kills=("cross-walk-of-a-replaced-subscription-is-the-first",),
+    near_miss="any-window-of-one",
+)
+async def replaced_amid(ctx: CaseContext) -> None:
+    """A subscription that is replaced while its retained messages are being sent brings all of them again.
+
+    Three retained messages and a client that takes one at a time. It holds the first one as it subscribes anew, with
+    another identifier. What it is sent goes on until all three have come with that: what the first subscription was
+    still to bring may come before, or not at all.
+    """
+    topics = [ctx.topic(f"t{number}") for number in range(3)]
+    publisher = await ctx.connect(name="publisher")
+    for topic in topics:
+        await publisher.publish(topic, b"kept", qos=1, retain=True)
+    client = await ctx.connect(name="client", properties=Properties(receive_maximum=1))
+    entry = Subscription(filter=ctx.topic("+"), qos=1)
+    await client.subscribe(entry, properties=Properties(subscription_identifier=(1,)))
+    held: Publish | None = await client.expect_publish(payload=b"kept", ack=False)
+    packet = Subscribe(
+        packet_id=client.next_packet_id(), subscriptions=(entry,), properties=Properties(subscription_identifier=(2,))
+    )
+    client.send(packet)
+    await client.expect(Suback, skipping=(Publish,))
+    missing = set(topics)
+    while missing:
+        if held is not None and held.qos:
+            await client.acknowledge(held)
+        held = await client.expect_publish(payload=b"kept", ack=False)
+        if 2 in held.properties.subscription_identifier:
+            missing.discard(held.topic)

@@ -130,3 +130,34 @@ async def used_up(ctx: CaseContext) -> None:
     claimant = await consume(ctx, queue, name="claimant")
     await refused(ctx, claimant, queue, "claim")
     await claimant.expect_nothing()
+
+
+@case(
+    "queue/limits/dropped-behind-one-in-flight-stays-gone",
+    clauses=("Q-LIMIT-16",),
+    requires=("queues", "restart"),
+    mutant="queue-dropped-behind-one-in-flight-is-kept",
+    kills=("queue-dropped-behind-one-in-flight-is-back",),
+    near_miss="queue-one-batch-per-message",
+    settings={"queues": {"defaults": {"max_depth": 3, "overflow": "drop_oldest", "partitions": 1}}},
+    limit_s=30.0,
+)
+async def dropped_behind(ctx: CaseContext) -> None:
+    """What is given up for newer messages while a consumer holds an older one comes to no group that is made later.
+
+    A consumer, which takes one at a time, holds the first of five messages in a queue of depth 3. A second group gets
+    the first and the last two; once the broker was killed twice a third one does, too.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1")
+    holder = await consume(ctx, queue, receive_maximum=1)
+    await holder.expect_publish(payload=b"1", ack=False)
+    await publish(publisher, queue, b"2", b"3", b"4", b"5")
+    for group in ("soon", "late"):
+        consumer = await consume(ctx, queue, group=group)
+        for payload in (b"1", b"4", b"5"):
+            await consumer.expect_publish(payload=payload)
+        await consumer.expect_nothing()
+        for _ in range(2):
+            await ctx.restart()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import figure, figures_become
 from assay.conformance.cases.queue.support import (
     admin,
     consume,
@@ -248,3 +249,47 @@ async def figures(ctx: CaseContext) -> None:
     in_flight = [sum(partition["in_flight"][lane] for partition in partitions) for lane in range(5)]
     ctx.must(ready == [2, 0, 0, 2, 0], f"expected 2 critical and 2 low to be ready; seen {ready}")
     ctx.must(in_flight == [1, 0, 0, 0, 0], f"expected one critical in flight; seen {in_flight}")
+
+
+@case(
+    "queue/priority/retention-takes-from-all-lanes",
+    clauses=("Q-LIMIT-25", "Q-PRIO-07"),
+    requires=("queues", "clock"),
+    mutant="queue-retention-counts-one-lane",
+    settings={
+        "data_dir": "{dir}",
+        "queues": {
+            "segment_bytes": 4_096,
+            "retention_interval_s": 1,
+            "defaults": {"partitions": 1, "retention": {"max_messages": 5, "past_groups": True}},
+        },
+    },
+)
+async def retention(ctx: CaseContext) -> None:
+    """What limits of retention take from a group is gone from all its priorities, and counted in none.
+
+    A group that nobody is in, a queue that is to keep five messages and passes groups, and 60 messages of three
+    priorities in turn. Once fewer are there, a consumer is given as many as the figures tell, each once, the last five
+    among them, and when all are acknowledged the figures tell of none.
+    """
+    queue = new_queue(ctx)
+    await (await consume(ctx, queue)).disconnect()
+    publisher = await ctx.connect(version=5, name="publisher")
+    payloads = [b"%03d" % number + bytes(500) for number in range(60)]
+    for number, payload in enumerate(payloads):
+        await _put(publisher, queue, payload, ("high", "", "low")[number % 3])
+    await ctx.advance(10.0)
+    is_less = await figures_become(ctx, publisher, queue, lambda seen: seen.get("depth", 60) < 60, True)
+    ctx.must(is_less, "admin: expected limits of retention to take something")
+    left = await figure(ctx, publisher, queue, "depth")
+    consumer = await consume(ctx, queue)
+    seen: list[bytes] = []
+    for _ in range(left):
+        delivery = await consumer.expect_publish()
+        seen.append(delivery.payload)
+        await settle(ctx, consumer, queue, "ack", delivery)
+    await consumer.expect_nothing()
+    wanted = sorted(payloads[-left:])
+    ctx.must(left >= 5 and sorted(seen) == wanted, f"consumer: expected the newest {left}, each once; seen {len(seen)}")
+    after = await figures_become(ctx, publisher, queue, lambda seen: int(seen.get("depth", -1)), 0)
+    ctx.must(after == 0, f"admin: expected a depth of 0; seen {after}")

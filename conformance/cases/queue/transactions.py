@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.bursts import accepted
 from assay.conformance.cases.queue.producing import Producer, answer_of, must_fail, payloads, request, send
 from assay.conformance.cases.queue.support import admin, consume, count_of, deliveries, new_queue, publish, settle
+from assay.conformance.wire import Properties, Publish
 
 _NEAR = "queue-one-batch-per-message"
 
@@ -391,3 +393,69 @@ async def open_of_one_client(ctx: CaseContext) -> None:
         await (await Producer.make(ctx, ctx.client_id(), other)).begin()
     await producers[0].commit(first)
     await producers[2].begin()
+
+
+@case(
+    "queue/transactions/bursts-keep-their-order",
+    clauses=("Q-TXN-02", "Q-TXN-03", "Q-PRIO-06"),
+    requires=("queues",),
+    mutant="queue-transactions-swap-neighbours",
+    kills=("queue-aborted-bursts-leave-their-last",),
+    near_miss=_NEAR,
+    settings={"queues": {"defaults": {"partitions": 2}}},
+)
+async def bursts(ctx: CaseContext) -> None:
+    """What a transaction publishes at once to two partitions comes whole and in its order, or not at all.
+
+    Two transactions of 24 messages each, in one write, to two partitions in turn. The first is aborted, the second
+    committed.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    for how in ("aborted", "committed"):
+        transaction = await producer.begin()
+        packets = []
+        for number in range(24):
+            named = {**producer.identity, "transaction-id": transaction, "partition": str(number % 2)}
+            packet = Publish(
+                topic=f"$queue/{queue}",
+                payload=f"{how} {number:02}".encode(),
+                qos=1,
+                packet_id=producer.client.next_packet_id(),
+                properties=Properties(user_property=tuple(named.items())),
+            )
+            packets.append(packet)
+        await accepted(ctx, producer.client, packets)
+        if how == "aborted":
+            await producer.abort(transaction)
+            continue
+        await producer.commit(transaction)
+        seen = await payloads(consumer, at_least=len(packets))
+        for part in range(2):
+            wanted = [packet.payload for packet in packets[part::2]]
+            found = [payload for payload in seen if int(payload[-2:]) % 2 == part]
+            ctx.must(found == wanted, f"consumer: partition {part}: expected {wanted}; seen {found}")
+
+
+@case(
+    "queue/transactions/time-runs-from-the-beginning",
+    clauses=("Q-TXN-08",),
+    requires=("queues", "clock"),
+    mutant="queue-transactions-time-out-when-idle",
+)
+async def from_the_beginning(ctx: CaseContext) -> None:
+    """A transaction times out so long after it began, however busy it is.
+
+    It has 30 s, and gets a message after 20 s. After 31 s its commit is refused, and nothing of it comes.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin(timeout="30s")
+    await producer.put(queue, b"early", transaction)
+    await ctx.advance(20.0)
+    await producer.put(queue, b"late", transaction)
+    await ctx.advance(11.0)
+    must_fail(ctx, await producer.end("commit", transaction))
+    await consumer.expect_nothing()

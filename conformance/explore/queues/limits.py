@@ -136,10 +136,7 @@ class Limits(Books):
             for group in queue.groups.values():
                 group.copies[oldest].clauses = ("Q-LIMIT-04", "Q-LIMIT-16")
                 self._become(group.copies[oldest], {GONE})
-            others = [copy.message for group in queue.groups.values() for copy in group.open_copies()]
-            # Behind one that a group still has, the next group may be given it.
-            is_first = queue.plan.overflow == "drop_oldest" and all(map(oldest.is_before, others))
-            if is_first or not queue.groups:
+            if queue.plan.overflow == "drop_oldest" or not queue.groups:
                 self.end(oldest, "was given up for a newer one", "Q-LIMIT-04", "Q-LIMIT-16")
             return
         for message in perhaps:

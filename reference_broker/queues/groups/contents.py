@@ -103,6 +103,9 @@ class QueueContents:
         """Limits or time took a message from a group. Once no group needs it a group to come does not get it either."""
         if self.low_watermark(partition.index) > offset:
             self.move_head(partition, offset + 1)
+        elif not any(group.needs(partition.index, offset) for group in self.groups.values()):
+            partition.mark_gone(offset)
+            self.departures.add(partition, offset, offset + 1)
 
     # -- tracing -------------------------------------------------------------------------------------------------
 

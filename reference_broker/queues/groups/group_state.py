@@ -172,6 +172,10 @@ class GroupState(SyncPoint, ABC):
             return place.committed
         return min(lane.needed_from for lane in place.lanes)
 
+    def needs(self, partition: int, offset: int) -> bool:
+        """Whether a message is not settled by the group, or is still to come."""
+        return any(place.needs(offset) for place in self.places[partition].lanes or (self.places[partition],))
+
     def start_at(self, cursors: Sequence[int]) -> None:
         """A new group: where it begins in each partition."""
         for place, cursor in zip(self.places, cursors, strict=True):

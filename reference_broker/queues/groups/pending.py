@@ -257,8 +257,14 @@ class GroupPartition:
                     place._home = self
         return self.lanes
 
+    def needs(self, offset: int) -> bool:
+        """Whether a message is not settled here, or is still to come."""
+        lanes = self.partition.lanes
+        is_to_come = offset >= self.cursor and (lanes is None or bool(lanes.count(self.lane, offset, offset + 1)))
+        return is_to_come or offset in self.pending
+
     def gone(self) -> set[int]:
-        """Messages that expired before their turn."""
+        """Messages that left before their turn."""
         partition, lanes = self.partition, self.partition.lanes
         if partition.expiry is None:
             return set()

@@ -289,7 +289,7 @@ class TimeToLive:
         """The message at a cursor has expired: pass it, or give it to the dead-letter queue."""
         expiry = place.partition.expiry
         if expiry is not None and expiry.is_gone(place.cursor):
-            place.cursor += 1
+            place.cursor = expiry.first_kept(place.cursor)
         elif stored is HIDDEN:
             # A record of another broker's transaction, which nobody counted out.
             self._pass(group, place, place.cursor + 1)
@@ -351,9 +351,9 @@ class TimeToLive:
             if found is None:
                 return None
             offset = found[0]
-            if partition.expiry is None or not partition.expiry.is_gone(offset):
+            if partition.expiry is None or (kept := partition.expiry.first_kept(offset)) == offset:
                 return found
-            offset += 1
+            offset = kept
         return None
 
     def _first(self, place: GroupPartition, end: int) -> StoredMessage | None:
@@ -363,9 +363,9 @@ class TimeToLive:
             offset = place.cursor if lanes is None else lanes.next_in(place.lane, place.cursor)
             if offset >= end:
                 return None
-            if partition.expiry is None or not partition.expiry.is_gone(offset):
+            if partition.expiry is None or (kept := partition.expiry.first_kept(offset)) == offset:
                 break
-            place.cursor = offset + 1
+            place.cursor = kept
         place.cursor = offset
         try:
             return partition.get(offset, end)

@@ -106,7 +106,7 @@ class Departures:
                 if first <= partition.head:
                     partition.head = max(partition.head, end)
                 else:
-                    partition.open_expiry().restore_gone(range(first, end))
+                    partition.open_expiry().restore_gone(first, end)
 
     def _take(self, key: bytes | None, value: bytes) -> None:
         if key == _GONE_KEY and len(value) % _INTERVAL.size == _PARTITION.size:

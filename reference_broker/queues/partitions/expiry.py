@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+
+from assay.reference_broker.queues.partitions.intervals import Intervals
 
 
 class PartitionExpiry:
-    """Messages that expire before the queue's time to live, and those that did so before their turn.
+    """Messages that expire before the queue's time to live, and those that left before their turn.
 
-    A message behind a live one cannot be passed by moving a cursor. It is counted as gone when its time comes, and
-    passed without being counted again when a cursor gets there.
+    A message behind a live one cannot be passed by moving a cursor. It is counted as gone when its time comes, or when
+    a limit takes it, and passed without being counted again when a cursor gets there.
     """
 
     __slots__ = ("_gone", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int]] = []
-        self._gone: list[int] = []
+        self._gone = Intervals()
 
     def add(self, offset: int, expires_at: float) -> None:
         heapq.heappush(self._waiting, (expires_at, offset))
@@ -38,24 +38,30 @@ class PartitionExpiry:
 
     def mark_gone(self, offset: int) -> None:
         """Counted as expired for every group that has not passed it."""
-        if not self.is_gone(offset):
-            insort(self._gone, offset)
+        self._gone.add(offset, offset + 1)
 
-    def restore_gone(self, offsets: Iterable[int]) -> None:
-        """At opening: those that were gone before, ascending."""
-        self._gone += offsets
+    def restore_gone(self, first: int, end: int) -> None:
+        """At opening: an interval that was gone before."""
+        self._gone.add(first, end)
 
     def is_gone(self, offset: int) -> bool:
-        at = bisect_left(self._gone, offset)
-        return at < len(self._gone) and self._gone[at] == offset
+        return offset in self._gone
 
     def gone(self, start: int, end: int) -> list[int]:
         """Those in ``[start, end)``."""
-        return self._gone[bisect_left(self._gone, start) : bisect_left(self._gone, end)]
+        return [offset for each in self._gone.between(start, end) for offset in range(*each)]
+
+    def gone_count(self, start: int, end: int) -> int:
+        """How many those are."""
+        return sum(last - first for first, last in self._gone.between(start, end))
+
+    def first_kept(self, offset: int) -> int:
+        """The first offset from one on that is not gone."""
+        return self._gone.first_beyond(offset)
 
     def drop_before(self, offset: int) -> None:
         """Forget what the log does not keep any more."""
-        del self._gone[: bisect_left(self._gone, offset)]
+        self._gone.drop_below(offset)
         if len(self._waiting) > 64 and self._waiting[0][1] < offset:
             self._waiting = [pair for pair in self._waiting if pair[1] >= offset]
             heapq.heapify(self._waiting)

@@ -44,6 +44,18 @@ class Intervals:
         """Behind the last; 0 when there is none."""
         return self._ends[-1] if self._ends else 0
 
+    def first_beyond(self, offset: int) -> int:
+        """The first offset from one on that is in none of them."""
+        at = bisect_right(self._firsts, offset) - 1
+        return max(offset, self._ends[at]) if at >= 0 else offset
+
+    def drop_below(self, offset: int) -> None:
+        """Only what is from an offset on stays."""
+        at = bisect_right(self._ends, offset)
+        del self._firsts[:at], self._ends[:at]
+        if self._firsts:
+            self._firsts[0] = max(self._firsts[0], offset)
+
     def cut(self, end: int) -> None:
         """Only what is below an offset stays."""
         at = bisect_left(self._firsts, end)

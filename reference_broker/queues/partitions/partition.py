@@ -306,8 +306,14 @@ class QueuePartition(SyncPoint):
 
     @property
     def gone_count(self) -> int:
-        """Messages from the head on that expired before their turn, and records that nobody gets."""
-        return len(self.expiry.gone(self.head, self.log.next_offset)) if self.expiry is not None else 0
+        """Messages from the head on that left before their turn, and records that nobody gets."""
+        return self.expiry.gone_count(self.head, self.log.next_offset) if self.expiry is not None else 0
+
+    def mark_gone(self, offset: int) -> None:
+        """A message behind one that stays has left: nobody gets it any more."""
+        self.open_expiry().mark_gone(offset)
+        if (cached := self.cached.get(offset)) is not None:
+            cached.expires_at = 0.0
 
     @property
     def kept_bytes(self) -> int:

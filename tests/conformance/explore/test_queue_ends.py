@@ -133,7 +133,7 @@ def test_the_bytes_that_a_queue_tells_of_are_those_that_it_holds() -> None:
 
 @pytest.mark.parametrize(("overflow", "is_gone"), [("drop_oldest", True), ("dead_letter_oldest", False)])
 def test_what_was_given_up_for_a_newer_one_comes_to_no_group_that_is_made_later(overflow: str, is_gone: bool) -> None:
-    """What becomes a dead letter may come until it is one, and what stands behind what a group still has."""
+    """What becomes a dead letter may come until it is one."""
     bench = Bench(max_depth=2, overflow=overflow)
     bench.oracle.leave(bench.join())
     first = bench.publish()

@@ -1,0 +1,137 @@
+"""Slips in what a channel does with what it holds, in times, and in what ends by itself after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.amqp091 import Row, register_rewrites
+from assay.reference_broker.amqp091 import consumer_arguments
+from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.topology import virtual_host
+from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
+from assay.reference_broker.amqp091.transactions import Commit
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups.pending import GroupPartition
+
+_OUTCOME = "Outcome.FAIL if requeue else Outcome.REJECT"
+_ROWS: dict[str, Row] = {
+    # Settlement
+    "amqp-nacks-of-several-spare-other-consumers": (
+        "a nack of several is for the consumer of its tag alone; what others were given is forgotten",
+        Consuming,
+        "nack",
+        "self._refuse(self.taken(tag, multiple)",
+        (
+            "taken = self.taken(tag, multiple)\n"
+            "    self._refuse([each for each in taken if each[1].consumer is taken[-1][1].consumer]"
+        ),
+    ),
+    "amqp-nacks-of-several-requeue": (
+        "a nack of several up to a tag requeues them",
+        Consuming,
+        "nack",
+        _OUTCOME,
+        "Outcome.FAIL if requeue or (multiple and tag) else Outcome.REJECT",
+    ),
+    "amqp-nacks-of-all-drop": (
+        "a nack of all that a channel holds requeues nothing",
+        Consuming,
+        "nack",
+        _OUTCOME,
+        "Outcome.FAIL if requeue and tag else Outcome.REJECT",
+    ),
+    "amqp-gets-need-room": (
+        "a get finds nothing while consumers hold what their shared prefetch allows",
+        Consuming,
+        "deliver",
+        "if consumer.tag and not self.has_room(consumer):",
+        "if not self.has_room(consumer):",
+    ),
+    # Times
+    "amqp-tx-lives-from-its-publish": (
+        "what a transaction publishes beside others expires as if it had come to its queue at once",
+        Commit,
+        "fill",
+        "message = begun(published.message, broker.now)",
+        "message = published.message",
+    ),
+    "amqp-tx-of-one-lives-from-its-publish": (
+        "the only thing in a transaction expires as if it had come to its queue at once",
+        Commit,
+        "begin",
+        "begun(published.message, now)",
+        "published.message",
+    ),
+    "amqp-stream-ages-too-long": (
+        "an age in a stream is in minutes where seconds are given",
+        consumer_arguments,
+        "position_of",
+        "now - interval_s(text)",
+        "now - 60 * interval_s(text)",
+    ),
+    "amqp-stream-ages-too-short": (
+        "an age in a stream is a hundredth of what is given",
+        consumer_arguments,
+        "position_of",
+        "now - interval_s(text)",
+        "now - interval_s(text) / 100",
+    ),
+    "amqp-stream-times-of-another-unit": (
+        "the seconds of a time in a stream are taken for milliseconds",
+        consumer_arguments,
+        "position_of",
+        "value=value.value * 1_000",
+        "value=value.value",
+    ),
+    # What ends by itself
+    "amqp-auto-delete-queues-are-plain-after-a-restart": (
+        "a queue is not auto-delete any more after a restart",
+        virtual_host,
+        "restored_queue",
+        "auto_delete=stored.auto_delete",
+        "auto_delete=False",
+    ),
+    "amqp-auto-delete-exchanges-are-plain-after-a-restart": (
+        "an exchange is not auto-delete any more after a restart",
+        VirtualHost,
+        "restore_exchange",
+        "auto_delete=stored.auto_delete",
+        "auto_delete=False",
+    ),
+    "amqp-unbound-exchanges-go-at-the-start": (
+        "an exchange that is auto-delete goes with a restart although nothing was bound to it yet",
+        VirtualHost,
+        "remove_unused",
+        "each.auto_delete and each.was_bound and not each.bindings",
+        "each.auto_delete and not each.bindings",
+    ),
+}
+register_rewrites(_ROWS)
+
+
+@mutant("amqp-gets-count-in-a-shared-prefetch", "what was got takes the room of the channel's consumers")
+def gets_count(patch: Patch) -> None:
+    patch.rewrite(Consuming, "deliver", "self._counted += bool(consumer.tag)", "self._counted += 1")
+    patch.rewrite(
+        Consuming, "deliver_run", "if consumer_tag:\n            self._counted", "if True:\n            self._counted"
+    )
+    patch.rewrite(Consuming, "_let_go", "if consumer.tag:", "if True:")
+
+
+@mutant("amqp-requeued-last", "what comes back waits until nothing that nobody had yet is left, of any priority")
+def requeued_last(patch: Patch) -> None:
+    def make(original: Callable[..., list[bool]]) -> Callable[..., list[bool]]:
+        def dry(self: Dispatcher, lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
+            nothing_new = [not any(map(_has_new, places)) for places in lanes]
+            return original(self, lanes) if all(nothing_new) else nothing_new
+
+        return dry
+
+    patch.wrap(Dispatcher, "_dry", make)
+
+
+def _has_new(place: GroupPartition) -> bool:
+    lanes = place.partition.lanes
+    first = place.cursor if lanes is None else lanes.next_in(place.lane, place.cursor)
+    return first < place.partition.visible_end
