@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext
-from assay.conformance.cases.mqtt5.support import pass_time, subscribe_at
+from assay.conformance.cases.mqtt5.support import pass_time, subscribe_at, under_way
 from assay.conformance.cases.restart_support import come_back, gone_for_good, stay, survives, take
 from assay.conformance.connection import Connection
 from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import (
-    Packet,
     Properties,
     Puback,
     Pubcomp,
@@ -181,15 +180,17 @@ def _expect_id(ctx: CaseContext, pubrel: Pubrel, packet_id: int) -> None:
     ctx.must(pubrel.packet_id == packet_id, f"expected PUBREL {packet_id}; seen {describe(pubrel)}")
 
 
-async def _answered(ctx: CaseContext, publisher: Connection, packet: Packet, kind: type[Pubrec | Pubcomp]) -> None:
+async def _answered(
+    ctx: CaseContext, publisher: Connection, packet: Publish | Pubrel, kind: type[Pubrec | Pubcomp]
+) -> None:
     """An answer to the identifier; a broker that repeats PUBRECs to a client that is back may do so."""
     publisher.send(packet)
     while True:
         answer = await publisher.receive(kind.type.name)
         if isinstance(answer, Pubrec) and kind is Pubcomp:
             continue
-        if not isinstance(answer, kind) or answer.packet_id != _ID or answer.reason_code >= 0x80:
-            ctx.fail(f"publisher: expected {kind.type.name} {_ID}; seen {answer and describe(answer)}")
+        if not isinstance(answer, kind) or answer.packet_id != packet.packet_id or answer.reason_code >= 0x80:
+            ctx.fail(f"publisher: expected {kind.type.name} {packet.packet_id}; seen {answer and describe(answer)}")
         return
 
 
@@ -228,6 +229,89 @@ async def qos2_publish(ctx: CaseContext) -> None:
         publisher = await come_back(ctx, publisher, name="publisher after PUBREC")
         await _answered(ctx, publisher, Publish(topic=topic, payload=b"old", qos=2, packet_id=_ID, dup=True), Pubrec)
     await _release_and_reuse(ctx, publisher, watcher, topic)
+
+
+@survives(
+    "qos2-publishes-side-by-side",
+    in_311=("4.3.3-2", "4.4.0-1"),
+    in_5=("4.3.3-10", "4.3.3-12"),
+    requires=("qos2",),
+    mutant="restart-forgets-all-but-two-received-identifiers",
+)
+async def qos2_publishes(ctx: CaseContext) -> None:
+    """Several QoS 2 publishes that were open together are all known after a restart, and each arrives once.
+
+    Five, or as many as the broker takes at a time, have their PUBRECs. Killed, the broker takes each of them with DUP 1
+    for known; killed again, it completes each.
+    """
+    topic = ctx.topic("exactly")
+    watcher = await stay(ctx, "watcher")
+    await subscribe_at(ctx, watcher, topic, qos=2)
+    await watcher.disconnect()
+    publisher = await stay(ctx, "publisher")
+    identifiers = range(_ID, _ID + min(5, publisher.connack.properties.receive_maximum or 5))
+    for is_known in (False, True):
+        for packet_id in identifiers:
+            packet = Publish(topic=topic, payload=b"%d" % packet_id, qos=2, packet_id=packet_id, dup=is_known)
+            await _answered(ctx, publisher, packet, Pubrec)
+        await ctx.restart()
+        publisher = await come_back(ctx, publisher)
+    for packet_id in identifiers:
+        await _answered(ctx, publisher, Pubrel(packet_id=packet_id), Pubcomp)
+    watcher = await come_back(ctx, watcher)
+    await take(ctx, watcher, {b"%d" % packet_id for packet_id in identifiers}, "one copy of each message")
+
+
+async def _releases(ctx: CaseContext) -> tuple[list[int], list[int]]:
+    """Identifiers in the order of their PUBRECs, and of the PUBRELs that a client is sent after a restart."""
+    topic = ctx.topic("exactly")
+    client = await stay(ctx, "client")
+    await subscribe_at(ctx, client, topic, qos=2)
+    await client.disconnect()
+    publisher = await ctx.connect(name="publisher")
+    for number in range(3):
+        await publisher.publish(topic, b"%d" % number, qos=2)
+    client = await come_back(ctx, client)
+    sent = [message.packet_id for message in await under_way(ctx, client, topic, 3)]
+    for packet_id in sent:
+        client.send(Pubrec(packet_id=packet_id))
+        _expect_id(ctx, await client.expect(Pubrel, skipping=(Publish,)), packet_id)
+    await ctx.restart()
+    client = await come_back(ctx, client)
+    seen = [(await client.expect(Pubrel, skipping=(Publish,))).packet_id for _ in sent]
+    client.send(*(Pubcomp(packet_id=packet_id) for packet_id in sent))
+    return sent, seen
+
+
+@survives(
+    "qos2-releases-side-by-side",
+    in_311=("4.4.0-1", "4.3.3-1"),
+    in_5=("4.4.0-1", "4.3.3-6"),
+    requires=("qos2",),
+    mutant="restart-forgets-all-but-one-release",
+)
+async def releases(ctx: CaseContext) -> None:
+    """Several deliveries that were released, and not completed, are all released again after a restart.
+
+    Up to three, whose PUBRELs the client had. Unsupported on a broker that has one message under way at a time.
+    """
+    sent, seen = await _releases(ctx)
+    ctx.must(sorted(sent) == sorted(seen), f"client: expected PUBRELs {sent}; seen {seen}")
+
+
+@survives(
+    "qos2-releases-in-their-order",
+    in_311=("4.6.0-4", "4.6.0-6"),
+    requires=("qos2",),
+    mutant="restart-reverses-releases",
+)
+async def releases_in_order(ctx: CaseContext) -> None:
+    """What is released again after a restart comes in the order in which the PUBRECs came.
+
+    Up to three deliveries. Unsupported on a broker that has one message under way at a time.
+    """
+    sent, seen = await _releases(ctx)
+    ctx.must(sent == seen, f"client: expected PUBRELs in the order {sent}; seen {seen}")
 
 
 @survives(

@@ -116,7 +116,7 @@ def gets_count(patch: Patch) -> None:
     patch.rewrite(
         Consuming, "deliver_run", "if consumer_tag:\n            self._counted", "if True:\n            self._counted"
     )
-    patch.rewrite(Consuming, "_let_go", "if consumer.tag:", "if True:")
+    patch.rewrite(Consuming, "let_go", "if consumer.tag:", "if True:")
 
 
 @mutant("amqp-requeued-last", "what comes back waits until nothing that nobody had yet is left, of any priority")
@@ -128,7 +128,7 @@ def requeued_last(patch: Patch) -> None:
 
         return dry
 
-    patch.wrap(Dispatcher, "_dry", make)
+    patch.wrap(Dispatcher, "dry_lanes", make)
 
 
 def _has_new(place: GroupPartition) -> bool:

@@ -77,11 +77,14 @@ _LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reas
     silences=(
         "mqtt311/order/pubrels-follow-the-pubrecs",
         "mqtt311/publish/deliveries-in-flight-have-distinct-identifiers",
+        "mqtt311/restart/qos2-releases-in-their-order",
+        "mqtt311/restart/qos2-releases-side-by-side",
         "mqtt311/session/new-identifiers-spare-open-exchanges",
         "mqtt311/session/unacknowledged-deliveries-come-in-order",
         "mqtt5/flow-control/open-exchanges-count-after-resume",
         "mqtt5/qos/delivery-at-qos1-uses-free-identifiers",
         "mqtt5/qos/delivery-at-qos2-runs-to-pubrel",
+        "mqtt5/restart/qos2-releases-side-by-side",
         "mqtt5/session/new-identifiers-spare-open-exchanges",
     ),
 )

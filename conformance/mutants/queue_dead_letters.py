@@ -139,7 +139,7 @@ def count_the_present(patch: Patch) -> None:
 def empties_one_group(patch: Patch) -> None:
     rest = "give_back([(group, entry)], self._agenda.now)"
     sent = "sent_back(group, entry)"
-    patch.rewrite(Replay, "_send", sent, f"{sent} if group is held[0][0] else {rest}")
+    patch.rewrite(Replay, "send", sent, f"{sent} if group is held[0][0] else {rest}")
 
 
 @mutant("queue-replay-of-all-ends-early", "a replay of more than two dead letters leaves the last one")
@@ -190,7 +190,7 @@ def keeps_topic(patch: Patch) -> None:
 
 @mutant("queue-replay-loses-priorities", "what is sent back is of normal priority")
 def loses_priorities(patch: Patch) -> None:
-    patch.replace(replay, "_options", lambda stored: None)
+    patch.replace(replay, "options_again", lambda stored: None)
 
 
 @mutant("queue-refused-letters-are-hidden", "a dead letter that could not be sent back comes to nobody for an hour")

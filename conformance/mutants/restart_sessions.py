@@ -219,6 +219,28 @@ def forgets_received(patch: Patch) -> None:
     _on_reading(patch, lambda state: state.inbound.clear())
 
 
+@mutant("restart-forgets-all-but-two-received-identifiers", "of the QoS 2 messages received two are read at the start")
+def forgets_all_but_two(patch: Patch) -> None:
+    inbound = "self._stored.inbound.get(client_id, ())"
+    patch.rewrite(
+        session_restore.SessionRestore, "session", f"dict.fromkeys({inbound}", f"dict.fromkeys(list({inbound})[:2]"
+    )
+
+
+@mutant(
+    "restart-forgets-all-but-one-release", "of the deliveries whose PUBRECs came one is released again after a restart"
+)
+def forgets_all_but_one(patch: Patch) -> None:
+    patch.rewrite(session_restore.SessionRestore, "outgoing", "for number in released:", "for number in released[:1]:")
+
+
+@mutant("restart-reverses-releases", "what is released again after a restart comes from the last to the first")
+def reverses_releases(patch: Patch) -> None:
+    patch.rewrite(
+        session_restore.SessionRestore, "outgoing", "for number in released:", "for number in released[::-1]:"
+    )
+
+
 @mutant("restart-forgets-identifiers-of-earlier-connections", "a connection that ends takes received identifiers along")
 def forgets_received_earlier(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:

@@ -82,6 +82,14 @@ _slip(
     "            session.retained.add(subscription, broker.retained.newest)",
 )
 _slip(
+    "walk-of-an-unsubscribed-filter-goes-to-the-next",
+    "what a filter that was left was still to bring comes in place of what the next one brings",
+    RetainedSends,
+    "cancel",
+    "self.walk = self.ahead = None",
+    "self.ahead = None",
+)
+_slip(
     "walk-of-a-replaced-subscription-is-the-first",
     "a subscription that is replaced while its retained messages are being sent brings the rest of them alone",
     RetainedSends,

@@ -573,7 +573,7 @@ class Consuming:
         engine, member = self._channel.connection.broker.engine, consumer.consumer
         count = engine.ack_run(member.queue, member.group, places, consumer.client_id, now, _nobody_waits)
         if count:
-            self._let_go(consumer, count, now)
+            self.let_go(consumer, count, now)
         return count
 
     def carry_out(
@@ -588,9 +588,9 @@ class Consuming:
         else:
             told = _although_gone(on_done)
             broker.settle_delivery(held, settlement.outcome, held.consumer, now, told, within=within)
-        self._let_go(held.consumer, 1, now)
+        self.let_go(held.consumer, 1, now)
 
-    def _let_go(self, consumer: AmqpConsumer, count: int, now: float) -> None:
+    def let_go(self, consumer: AmqpConsumer, count: int, now: float) -> None:
         """It holds so many less; one that was cancelled leaves with the last."""
         consumer.held -= count
         if consumer.tag:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import delivered, pass_time
 from assay.conformance.stall import Stopwatch
-from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription
+from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 
 
 @case(
@@ -302,4 +302,41 @@ async def replaced_amid(ctx: CaseContext) -> None:
             await client.acknowledge(held)
         held = await client.expect_publish(payload=b"kept", ack=False)
         if 2 in held.properties.subscription_identifier:
+            missing.discard(held.topic)
+
+
+@case(
+    "mqtt5/retained/an-unsubscribe-amid-them-spares-others",
+    clauses=("MQTT-3.3.1-9", "MQTT-3.3.4-3"),
+    requires=("retain", "wildcards", "qos1", "subscription_identifiers"),
+    mutant="cross-walk-of-an-unsubscribed-filter-goes-to-the-next",
+    near_miss="any-window-of-one",
+)
+async def unsubscribed_amid(ctx: CaseContext) -> None:
+    """A subscription that is left while its retained messages are being sent costs another one none of its own.
+
+    Three and two retained messages, and a client that takes one at a time. It holds the first one of the first filter
+    as it subscribes to the second and leaves the first. Both of the second come, with its identifier, and no other has
+    that.
+    """
+    topics = {name: [ctx.topic(f"{name}/{number}") for number in range(count)] for name, count in (("a", 3), ("b", 2))}
+    publisher = await ctx.connect(name="publisher")
+    for topic in (*topics["a"], *topics["b"]):
+        await publisher.publish(topic, b"kept", qos=1, retain=True)
+    client = await ctx.connect(name="client", properties=Properties(receive_maximum=1))
+    await client.subscribe(ctx.topic("a/+"), qos=1, properties=Properties(subscription_identifier=(1,)))
+    held = await client.expect_publish(payload=b"kept", ack=False)
+    entry = Subscription(filter=ctx.topic("b/+"), qos=1)
+    properties = Properties(subscription_identifier=(2,))
+    client.send(Subscribe(packet_id=client.next_packet_id(), subscriptions=(entry,), properties=properties))
+    await client.expect(Suback, skipping=(Publish,))
+    client.send(Unsubscribe(packet_id=client.next_packet_id(), filters=(ctx.topic("a/+"),)))
+    await client.expect(Unsuback, skipping=(Publish,))
+    missing = set(topics["b"])
+    while missing:
+        if held.qos:
+            await client.acknowledge(held)
+        held = await client.expect_publish(payload=b"kept", ack=False)
+        if 2 in held.properties.subscription_identifier:
+            ctx.must(held.topic in topics["b"], f"client: expected the identifier 2 with b/+ alone; seen {held.topic}")
             missing.discard(held.topic)

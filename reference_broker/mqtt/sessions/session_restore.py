@@ -102,7 +102,7 @@ class SessionRestore:
                 session.retained.add(subscription, self._due[client_id, topic_filter])
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         session.recount_ids()
-        entries, waiting = self._outgoing(session, client_id)
+        entries, waiting = self.outgoing(session, client_id)
         self._leftovers += self._stored.message_keys(client_id, besides=entries)
         first_number = self._stored.last_number(client_id) + 1
         kept = session.kept = KeptSession(self._journal, session, first_number=first_number)
@@ -120,7 +120,7 @@ class SessionRestore:
             return None
         return (tenants and tenants.named(head.tenant)) or Tenant(TenantConfig(name=head.tenant))
 
-    def _outgoing(self, session: Session, client_id: str) -> tuple[dict[int, Entry], list[tuple[Outgoing, Entry]]]:
+    def outgoing(self, session: Session, client_id: str) -> tuple[dict[int, Entry], list[tuple[Outgoing, Entry]]]:
         """Fill ``in_flight`` and ``queued``. Releases come first, in the order of their PUBRECs."""
         stored_entries = self._stored.entries.get(client_id, {})
         progress = self._stored.progress.get(client_id, {})

@@ -218,7 +218,7 @@ class Dispatcher:
         group = self._group
         counts = group.counts
         lanes = self._places_by_lane(group.places)
-        dry = self._dry(lanes)
+        dry = self.dry_lanes(lanes)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(lanes[lane], now)
@@ -254,7 +254,7 @@ class Dispatcher:
             for lane in range(self._lane_count)
         ]
 
-    def _dry(self, lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
+    def dry_lanes(self, lanes: Sequence[Sequence[GroupPartition]]) -> list[bool]:
         """Which of them are known to have nothing. The five of a round are asked in turn, which may end the round."""
         if self._lane_count == LANES:
             return [False] * LANES
@@ -271,7 +271,7 @@ class Dispatcher:
         group = self._group
         counts = group.counts
         places = self._places_by_lane(consumer.places)
-        dry = self._dry(places)
+        dry = self.dry_lanes(places)
 
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(places[lane], now)

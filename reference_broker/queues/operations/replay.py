@@ -120,7 +120,7 @@ class Replay:
                 continue
             offset, stored = found
             held = take(self._source, partition, offset, now)
-            if held and not self._send(stored, held, now):
+            if held and not self.send(stored, held, now):
                 self._ranges[0] = (partition, offset, end)
                 self._pause(now)
                 return
@@ -141,7 +141,7 @@ class Replay:
             self._skipped += 1
             return None
 
-    def _send(self, stored: StoredMessage, held: _Held, now: float) -> bool:
+    def send(self, stored: StoredMessage, held: _Held, now: float) -> bool:
         """Publish to the letter's own queue; False when that does not take it now."""
 
         def decided(error: QueueError | None) -> None:
@@ -169,7 +169,7 @@ class Replay:
                 self._failed += 1
                 give_back(held, now)
                 return True
-            target.enqueue_due(stored.routing_key, message, stored.size, now, decided, _options(stored))
+            target.enqueue_due(stored.routing_key, message, stored.size, now, decided, options_again(stored))
         except QueueError:
             give_back(held, now)
             return False
@@ -194,7 +194,7 @@ class Replay:
             on_done(ReplayResult(replayed=self._replayed, skipped=self._skipped, failed=self._failed))
 
 
-def _options(stored: StoredMessage) -> PublishOptions | None:
+def options_again(stored: StoredMessage) -> PublishOptions | None:
     """Of the options of its first publish only the priority counts again."""
     named = stored.message.user_property(PRIORITY)
     try:
