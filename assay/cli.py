@@ -57,6 +57,7 @@ _PARTS: dict[str, _Part] = {
     "tenant": _Part(_COMMANDS, "tenant", "Tenants, their quotas, and what they use.", _OPERATE),
     "session": _Part(_COMMANDS, "session", "Sessions of MQTT.", _OPERATE),
     "subscription": _Part(_COMMANDS, "subscription", "Subscriptions of MQTT.", _OPERATE),
+    "cluster": _Part(_COMMANDS, "cluster", "Nodes of the broker.", _OPERATE),
     "config": _Part(_COMMANDS, "config", "Have the broker read its configuration again.", _OPERATE),
     "context": _Part(_COMMANDS, "context", "Brokers by name, and who asks them.", _OPERATE),
     "demo": _Part(

@@ -714,6 +714,23 @@ SUBSCRIPTION: Final = Resource(
     ),
 )
 
+CLUSTER: Final = Resource(
+    about="The nodes of a broker. The reference broker is one.",
+    verbs=(
+        Verb(
+            name="nodes",
+            about="Each with its state.",
+            path="/cluster",
+            rows="nodes",
+            columns=(
+                Column("NODE", "id"),
+                Column("HEALTHY", "healthy", yes),
+                Column("LEADER", "leader", yes),
+                Column("UP", "uptime_seconds", span),
+            ),
+        ),
+    ),
+)
 
 CONFIG: Final = Resource(
     about="The configuration of the broker.",

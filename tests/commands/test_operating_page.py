@@ -23,7 +23,7 @@ PORTS = ("1883", "5672", "8080", "8443", "9000")
 END_OF_BLOCK = "-- end of block --"
 PRINTED: tuple[tuple[str, ...], ...] = (
     ("^the configuration is fine$",),
-    (r"^broker +\d",),
+    (r"^broker +\d", r"^broker +yes +yes "),
     ("^created orders$", r"^orders( +0){6} +3 ", "^updated orders$", r"^delivery_timeout_s +60\.0", "^ +2 +0 +0$"),
     (r"^published orders:\d:0$", "^published 2 messages$", "^published 10000 messages$"),
     (r"(?s)(^orders:\d:\d\t.*){6}", r"\tcustomer-7\tfirst order$", "third order$"),

@@ -247,6 +247,13 @@ def test_sessions_and_subscriptions_of_mqtt() -> None:
             client.disconnect()
 
 
+def test_the_nodes_of_a_broker_that_is_alone() -> None:
+    with serve(BrokerConfig(node="n1")) as broker:
+        assay = Assay(ASSAY_SERVER=broker.addresses[1].url)
+        assert assay("cluster", "nodes").splitlines()[1].split()[:3] == ["n1", "yes", "yes"]
+        assert [each["id"] for each in assay.json("cluster", "nodes")["nodes"]] == ["n1"]
+
+
 def test_traces_are_found_and_drawn() -> None:
     with serve(BrokerConfig(tracing=TracingConfig(enabled=True))) as broker:
         assay = Assay(ASSAY_SERVER=broker.addresses[1].url)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import httpx
@@ -111,8 +112,59 @@ def test_ports_volumes_and_labels_of_the_manifests_fit() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+_ACTION = re.compile(r"\s*\{\{- (.+?) \}\}|\{\{ (.+?) \}\}")
+
+
+def rendered(template: str, values: dict[str, Any]) -> str:
+    """What helm makes of a template, for the actions that ours have."""
+    scope: Any = {"Values": values, "Release": {"Name": "assay"}}
+    scopes, made, at = [(scope, True)], "", 0
+    for action in _ACTION.finditer(template):
+        scope, is_shown = scopes[-1]
+        made += template[at : action.start()] if is_shown else ""
+        at = action.end()
+        first, *stages = (action[1] or action[2]).split(" | ")
+        verb, _, path = first.rpartition(" ")
+        value = scope
+        for name in path.strip(".").split(".") if path not in {".", "end"} and is_shown else ():
+            value = value[name]
+        if verb in {"if", "with"}:
+            scopes.append((value if verb == "with" else scope, is_shown and bool(value)))
+        elif path == "end":
+            scopes.pop()
+        elif is_shown:
+            assert verb in {"", "toYaml"}, action[0]
+            text = yaml.safe_dump(value).rstrip() if verb else str(value)
+            for stage in stages:
+                assert re.fullmatch(r"nindent \d+|sha256sum", stage), action[0]
+                text = "x" if stage == "sha256sum" else "\n" + indent(text, int(stage.split()[1]) * " ")
+            made += text
+    assert len(scopes) == 1
+    return made + template[at:]
+
+
+def chart(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for template in sorted((DEPLOY / "helm/assay/templates").glob("*.yaml")):
+        made = yaml.safe_load_all(rendered(template.read_text(), values))
+        found |= {f"{each['kind']}/{each['metadata']['name']}": each for each in made if each}
+    return found
+
+
 def test_the_chart_makes_the_manifests() -> None:
+    values = yaml.safe_load((DEPLOY / "helm/assay/values.yaml").read_text())
+    assert _without_release(chart(values)) == _without_release(manifests())
+    values["storage"]["className"], values["image"]["tag"] = "fast", "1.2"
+    values["networkPolicy"]["enabled"] = False
+    made = chart(values)
+    assert made.keys() == manifests().keys() - {"NetworkPolicy/assay"}
+    spec = made["StatefulSet/assay"]["spec"]
+    assert spec["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast"
+    assert spec["template"]["spec"]["containers"][0]["image"] == "assay:1.2"
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+def test_helm_makes_the_manifests() -> None:
     command = ["helm", "template", "assay", str(DEPLOY / "helm/assay"), "--kube-version", "1.31.0"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     made = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(said.stdout) if each}
