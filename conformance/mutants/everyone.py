@@ -62,7 +62,7 @@ _SMALL = {
     "max_packet_bytes": 5_000,
     "topic_alias_maximum": 0,
     "max_session_expiry_s": 100,
-    "max_keep_alive_s": 5,
+    "max_keep_alive_s": 20,
 }
 """Of a server's configuration, what takes the place of its defaults."""
 _ACKS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP)
@@ -605,7 +605,7 @@ def late_forgetting(patch: Patch) -> None:
 
 @variation(
     "any-small-server",
-    "CONNACK has Receive Maximum 1, packets of 5 kB, no aliases, sessions of 100 s, keep alives of 5 s, an identifier "
+    "CONNACK has Receive Maximum 1, packets of 5 kB, no aliases, sessions of 100 s, keep alives of 20 s, an identifier "
     "of 200 bytes for who has none, and thirty user properties",
     freedom="3.2.2.3: a server may announce any of these; 3.1.3.1 sets no limit to the identifiers that it gives",
     silences=(

@@ -55,7 +55,7 @@ def execute(run: Run, folder: Path) -> tuple[int, RunResult]:
     command = [sys.executable, "-c", code, "run", run.scenario, "--seed", str(run.seed), "--out", str(out)]
     if run.mutant:
         command += ["--mutant", run.mutant]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert (out / "result.json").exists(), done.stdout + done.stderr
     return done.returncode, read_result(out / "result.json")
 
