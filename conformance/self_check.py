@@ -97,6 +97,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Cases that met the failure of a step which another case is about, and failed on: another mutant proves them."""
     reported: tuple[tuple[str, str], ...] = ()
     """Cases that saw a SHOULD missed, each with what it said."""
+    unsteady: tuple[str, ...] = ()
+    """Wrong verdicts on a legal broker that another run of it did not repeat: no verdict on the suite, but a case to
+    look at."""
     problem: str = ""
     """Why nothing could be checked."""
 
@@ -230,6 +233,19 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
     ran = await asyncio.gather(*(run(group, patience_s) for group in groups_of(cases)))
     results = [outcome for outcomes, _problem in ran for outcome in outcomes]
     wrong, blocked = judged(entry, cases, results)
+    unsteady: tuple[str, ...] = ()
+    if wrong and entry.legal:
+        at_first, names = wrong, {line.partition(":")[0] for line in wrong}
+        some = groups_of([case for case in cases if case.id in names])
+        again = {
+            outcome.result.case: outcome
+            for outcomes, _problem in await asyncio.gather(*(run(group, patience_s) for group in some))
+            for outcome in outcomes
+        }
+        results = [again.get(outcome.result.case, outcome) for outcome in results]
+        wrong, blocked = judged(entry, cases, results)
+        still = {line.partition(":")[0] for line in wrong}
+        unsteady = tuple(line for line in at_first if line.partition(":")[0] not in still)
     missed = [each.result for each in results if each.result.verdict is CaseVerdict.NON_STRICT]
     return Check(
         mutant=name,
@@ -239,6 +255,7 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
         cases=case_ids,
         wrong=wrong,
         blocked=blocked,
+        unsteady=unsteady,
         reported=tuple([(result.case, result.detail) for result in missed]),
         problem=next((problem for _outcomes, problem in ran if problem), ""),
     )
@@ -377,6 +394,8 @@ def print_table(console: Console, result: SelfCheck) -> None:
     for check in result.checks:
         for line in (*check.wrong, *([check.problem] if check.problem else [])):
             console.print(f"[bold red]{check.name}[/]: {escape(line)}", soft_wrap=True)
+        for line in check.unsteady:
+            console.print(f"[yellow]{check.name}, once in two runs[/]: {escape(line)}", soft_wrap=True)
     for case_id in result.without_mutant:
         console.print(f"[bold red]no mutant[/]: {case_id}", soft_wrap=True)
     bugs = [check for check in result.checks if not check.legal]
