@@ -31,7 +31,10 @@ class Intervals:
         return at >= 0 and offset < self._ends[at]
 
     def add(self, first: int, end: int) -> None:
-        """One more interval."""
+        """One more interval; most come right behind the last."""
+        if self._ends and self._ends[-1] == first:
+            self._ends[-1] = max(first, end)
+            return
         low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
         if low < high:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])

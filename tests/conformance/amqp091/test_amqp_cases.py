@@ -12,7 +12,7 @@ CASES = {case_id: case for case_id, case in load_cases().items() if case.spec ==
 RULES = load_statements("amqp091")
 AREAS = {
     *("basic", "channel", "confirm", "connection", "content", "exchange", "extensions", "frames", "heartbeat", "queue"),
-    *("restart", "streams", "tx"),
+    *("restart", "settling", "streams", "tx"),
 }
 LEFT_OUT = {
     "channel.flow.bidirectional",
