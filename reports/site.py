@@ -146,7 +146,7 @@ def _write_all(collection: Collection, site: Path) -> ReportSummary:
 def _write_assets(folder: Path) -> None:
     folder.mkdir()
     source = files("assay.reports") / "assets"
-    for name in ("site.css", *SCRIPTS):
+    for name in ("site.css", "icon.svg", *SCRIPTS):
         (folder / name).write_bytes((source / name).read_bytes())
     (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
 

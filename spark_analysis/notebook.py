@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from enum import StrEnum
 from importlib import resources
@@ -27,6 +28,8 @@ PARAMETERS: Final = "parameters"
 """Tag of the cell whose assignments are replaced."""
 _ELSEWHERE: Final = ("jquery_url", "mathjax_url", "mermaid_js_url", "mermaid_layout_elk_js_url", "require_js_url")
 """Scripts that the page would fetch from the network; it needs none of them."""
+_ICONS: Final = re.compile(r"\s*--jp-icon-[\w-]+: url\([^)]*\);")
+"""Of JupyterLab's buttons, which a page has none of: half of its size."""
 
 
 class Kind(StrEnum):
@@ -135,4 +138,4 @@ def _as_html(notebook: nbformat.NotebookNode) -> str:
     for name in _ELSEWHERE:
         setattr(exporter, name, "")
     body, _ = exporter.from_notebook_node(notebook)
-    return str(body)
+    return _ICONS.sub("", str(body))

@@ -68,6 +68,8 @@ def test_the_notebook_shows_models_and_agrees_with_their_checks(folder: Path) ->
     assert "seconds since the start of the run" in told
     page = (folder / "cluster" / "clusters.html").read_text(encoding="utf-8")
     assert "What each policy of acknowledgement costs and loses" in page
+    assert "var(--jp-icon-" in page
+    assert "url(data:image/svg" not in page, "no pictures of buttons that a page has not"
 
 
 def test_the_notebook_fails_when_a_check_does(folder: Path) -> None:
