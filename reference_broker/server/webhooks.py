@@ -204,7 +204,7 @@ async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext], kept
     again = kept.take(place) if request.most_answer_bytes else None
     if again is not None:
         try:
-            return await _exchange(request, parts, again, kept)
+            return await _exchange(request, parts, again, kept, is_kept=True)
         except (EOFError, OSError):
             pass  # It ended meanwhile, which nobody could know.
     host = parts.hostname or ""
@@ -221,11 +221,16 @@ async def post(request: OutboundRequest, tls: Callable[[], ssl.SSLContext], kept
     return await _exchange(request, parts, streams, kept)
 
 
-async def _exchange(request: OutboundRequest, parts: SplitResult, streams: Streams, kept: Kept) -> bytes:
-    """The request and its answer over a connection, which is kept or ended. Raises as :func:`post`."""
+async def _exchange(
+    request: OutboundRequest, parts: SplitResult, streams: Streams, kept: Kept, *, is_kept: bool = False
+) -> bytes:
+    """The request and its answer over a connection, which is kept or ended. Raises as :func:`post`, and
+    :class:`EOFError` where on one that ``is_kept`` something came unasked: that answers no question."""
     reader, writer = streams
     is_open = False
     try:
+        if is_kept and not await _is_silent(reader):
+            raise EOFError
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
         head = (
@@ -258,6 +263,16 @@ async def _exchange(request: OutboundRequest, parts: SplitResult, streams: Strea
             writer.transport.abort()
 
 
+async def _is_silent(reader: asyncio.StreamReader) -> bool:
+    """Whether nothing has come since the last answer, nor the end."""
+    try:
+        async with asyncio.timeout(0):
+            await reader.read(1)
+    except TimeoutError:
+        return True
+    return False
+
+
 async def _fields(reader: asyncio.StreamReader) -> dict[str, str]:
     """Header or trailer fields: by names in small letters values likewise. Raises :class:`WebhookError`."""
     fields: dict[str, str] = {}
@@ -282,7 +297,9 @@ async def _body(reader: asyncio.StreamReader, fields: dict[str, str], most: int)
             if len(content) + left > most:
                 break
             content += await reader.readexactly(left)
-            await reader.readuntil(b"\n")
+            if await reader.readexactly(2) != b"\r\n":
+                message = "a chunk of the answer is longer than it says"
+                raise WebhookError(message)
         else:
             await _fields(reader)
     elif length is not None:

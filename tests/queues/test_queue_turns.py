@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.config import PriorityConfig, TransactionsConfig
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
 from assay.reference_broker.queues.jobs import agenda
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.operations.replay import ReplayResult
+from assay.reference_broker.queues.queue.priority_figures import ready_by_lane
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -289,6 +291,27 @@ def test_what_is_due_at_one_moment_is_done_in_small_parts(name: str) -> None:
         worst.append(max(lines))
     assert worst[1] <= _MOST_PER_CALL
     assert worst[1] <= worst[0] + _MOST_MORE * _N
+
+
+@pytest.mark.parametrize("priority", [False, True])
+def test_many_that_left_behind_one_in_flight_are_passed_by_their_edges(*, priority: bool) -> None:
+    """By a group that is set back, by figures of lanes, and by a purge."""
+    counted: list[list[int]] = []
+    for count in (500, 1_000):
+        limits = {"max_depth": 3, "overflow": "drop_oldest", "priority": PriorityConfig(enabled=priority)}
+        bench = TurnBench(partitions=1, **limits)
+        holder = bench.consumer()
+        bench.publish("first")
+        bench.turn()
+        holder.room = 0
+        bench.fill(count)
+        queue = bench.engine._queues["q"]
+        assert len(queue.partitions[0].expiry.gone(0, count)) == count - 2
+        set_back = partial(bench.engine.groups.reset, "q", "g", EARLIEST, partition=None, now=bench.now)
+        figures = partial(ready_by_lane, queue.contents, queue.partitions[0])
+        purge = partial(bench.engine.purge_queue, "q", bench.now, lambda _count: None)
+        counted.append([bench.steps.count(action) for action in (set_back, figures, purge)])
+    assert all(more <= less + 20 for less, more in zip(*counted, strict=True)), counted
 
 
 def test_another_time_to_live_is_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,6 +435,8 @@ _OLD = b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n12345"
         ((_LENGTH, _CHUNKS, _NOTHING, _LENGTH), 1),
         ((_CLOSED, _LENGTH), 2),
         ((_OLD, _LENGTH), 2),
+        # A second answer that nobody asked for must not become that to the next question.
+        ((_LENGTH + _LENGTH.replace(b"12345", b"67890"), _LENGTH), 2),
     ],
 )
 def test_a_question_goes_over_the_connection_of_the_last_one(answers: tuple[bytes, ...], connections: int) -> None:
@@ -457,6 +459,7 @@ async def _ask_again(answers: tuple[bytes, ...], connections: int) -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n123456",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n123456",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n123\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
     ],

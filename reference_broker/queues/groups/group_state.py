@@ -196,7 +196,7 @@ class GroupState(SyncPoint, ABC):
     def count_what_is_there(self) -> None:
         """Take out what has expired before its turn, and sum up the bytes."""
         for place in self.every_place:
-            self.cursor_total += len(place.gone())
+            self.cursor_total += place.gone_count
         if self._counts_bytes:
             self._sum_bytes()
 

@@ -271,6 +271,15 @@ class GroupPartition:
         gone = partition.expiry.gone(self.cursor, partition.log.next_offset)
         return {offset for offset in gone if lanes is None or lanes.count(self.lane, offset, offset + 1)}
 
+    @property
+    def gone_count(self) -> int:
+        """How many those are."""
+        partition, lanes = self.partition, self.partition.lanes
+        if partition.expiry is None:
+            return 0
+        gone = partition.expiry.gone_between(self.cursor, partition.log.next_offset)
+        return sum(last - first if lanes is None else lanes.count(self.lane, first, last) for first, last in gone)
+
     def unsettled_bytes(self) -> int:
         """Of what is written and not settled; 0 where sizes are not kept."""
         lanes, sizes = self.partition.lanes, self.partition.sizes

@@ -383,15 +383,14 @@ class TimeToLive:
         partition = place.partition
         lanes, expiry, sizes = partition.lanes, partition.expiry, partition.sizes
         passed = offset - start if lanes is None else lanes.count(place.lane, start, offset)
-        gone = expiry.gone(start, offset) if expiry is not None else []
-        if lanes is not None:
-            gone = [each for each in gone if lanes.count(place.lane, each, each + 1)]
+        gone = expiry.gone_between(start, offset) if expiry is not None else []
         if sizes is not None:
+            lost = {each for part in gone for each in range(*part)}
             mine = (each for each in range(start, offset) if lanes is None or lanes.count(place.lane, each, each + 1))
-            group.held_bytes -= sum(sizes.of(each) for each in mine if each not in gone)
+            group.held_bytes -= sum(sizes.of(each) for each in mine if each not in lost)
         place.cursor = offset
         self.trim_later()
-        passed -= len(gone)
+        passed -= sum(last - first if lanes is None else lanes.count(place.lane, first, last) for first, last in gone)
         group.cursor_total += passed
         group.moved[place] = None
         self._agenda.groups_to_write[group] = None

@@ -51,6 +51,10 @@ class PartitionExpiry:
         """Those in ``[start, end)``."""
         return [offset for each in self._gone.between(start, end) for offset in range(*each)]
 
+    def gone_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Likewise, as intervals: many that left take no more work than their edges."""
+        return self._gone.between(start, end)
+
     def gone_count(self, start: int, end: int) -> int:
         """How many those are."""
         return sum(last - first for first, last in self._gone.between(start, end))

@@ -103,10 +103,10 @@ def ready_by_lane(queue: QueueContents, partition: QueuePartition) -> list[int]:
 
     def left(lane: int, start: int) -> int:
         """But for what has expired or was aborted, and the records that end transactions."""
-        gone = partition.expiry.gone(start, end) if partition.expiry is not None else ()
+        gone = partition.expiry.gone_between(start, end) if partition.expiry is not None else ()
         if lanes is not None:
-            return lanes.count(lane, start, end) - sum(lanes.count(lane, offset, offset + 1) for offset in gone)
-        return end - start - len(gone) if lane == NORMAL else 0
+            return lanes.count(lane, start, end) - sum(lanes.count(lane, *each) for each in gone)
+        return end - start - sum(last - first for first, last in gone) if lane == NORMAL else 0
 
     if not queue.groups:
         return [left(lane, partition.head) for lane in range(count)]
