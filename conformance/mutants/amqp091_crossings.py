@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
-from assay.reference_broker.amqp091 import dead_letters, queue_settings
+from assay.reference_broker.amqp091 import dead_letters, declarations, queue_settings
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.topology import routes
@@ -42,6 +42,34 @@ _ROWS: dict[str, Row] = {
         "with_death",
         """if d["queue"].value == queue and d["reason"].value == reason)""",
         """if d["queue"].value == queue)""",
+    ),
+    "amqp-first-death-is-the-last": (
+        "x-first-death-reason tells why a message died last",
+        dead_letters,
+        "with_death",
+        """named.setdefault("x-first-death-reason", _text(reason))""",
+        """named["x-first-death-reason"] = _text(reason)""",
+    ),
+    "amqp-first-death-queue-is-its-exchange": (
+        "x-first-death-queue names the exchange of the message",
+        dead_letters,
+        "with_death",
+        """named.setdefault("x-first-death-queue", _text(queue))""",
+        """named.setdefault("x-first-death-queue", _text(exchange))""",
+    ),
+    "amqp-deaths-tell-one-key": (
+        "x-death does not tell the routing keys of CC",
+        DeadLetterExchange,
+        "enqueue_dead_letter",
+        "keys = list(routing_keys_of(key, kept.headers, _MAX_KEYS))",
+        "keys = [key]",
+    ),
+    "amqp-purge-ok-tells-one-too-few": (
+        "of several messages that are purged Purge-Ok counts one too few",
+        declarations,
+        "queue_purge",
+        """answer("queue.purge-ok", found)""",
+        """answer("queue.purge-ok", found - (found > 1))""",
     ),
     "amqp-gets-are-no-use": (
         "a queue expires although it is asked for messages",

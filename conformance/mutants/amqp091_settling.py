@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
 from assay.reference_broker.amqp091 import consumer_arguments
 from assay.reference_broker.amqp091.consuming import Consuming
+from assay.reference_broker.amqp091.handles import Settlement
+from assay.reference_broker.amqp091.publishing import Publishing
 from assay.reference_broker.amqp091.topology import virtual_host
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
 from assay.reference_broker.amqp091.transactions import Commit
+from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import GroupPartition
 
 _OUTCOME = "Outcome.FAIL if requeue else Outcome.REJECT"
@@ -47,6 +52,35 @@ _ROWS: dict[str, Row] = {
         "deliver",
         "if consumer.tag and not self.has_room(consumer):",
         "if not self.has_room(consumer):",
+    ),
+    # Transactions
+    "amqp-refusals-in-a-transaction-accept": (
+        "what is refused in a transaction is acknowledged by its commit",
+        Consuming,
+        "settle",
+        "Settlement(tag, held, outcome)",
+        "Settlement(tag, held, Outcome.ACCEPT)",
+    ),
+    "amqp-requeues-in-a-transaction-drop": (
+        "what is to be requeued by a transaction is dropped by its commit",
+        Consuming,
+        "settle",
+        "Settlement(tag, held, outcome)",
+        "Settlement(tag, held, outcome if outcome is Outcome.ACCEPT else Outcome.REJECT)",
+    ),
+    "amqp-drops-in-a-transaction-requeue": (
+        "what is to be dropped by a transaction is requeued by its commit",
+        Consuming,
+        "settle",
+        "Settlement(tag, held, outcome)",
+        "Settlement(tag, held, outcome if outcome is Outcome.ACCEPT else Outcome.FAIL)",
+    ),
+    "amqp-rolled-back-is-behind-the-rest": (
+        "an acknowledgement of several stops short of what was rolled back before",
+        Consuming,
+        "take_back",
+        "dict(sorted({**self._unsettled, **back}.items()))",
+        "{**self._unsettled, **back}",
     ),
     # Times
     "amqp-tx-lives-from-its-publish": (
@@ -108,6 +142,32 @@ _ROWS: dict[str, Row] = {
     ),
 }
 register_rewrites(_ROWS)
+
+
+@mutant("amqp-uncommitted-refusals-are-written", "what an open transaction rejects is written down as settled at once")
+def refusals_are_written(patch: Patch) -> None:
+    groups: list[ConsumerGroup] = []
+
+    def make_group(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: ConsumerGroup, *given: Any, **more: Any) -> None:
+            original(self, *given, **more)
+            groups.append(self)
+
+        return init
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def settle_later(self: Publishing, settlement: Settlement) -> None:
+            original(self, settlement)
+            held = settlement.held
+            for group in groups:
+                if settlement.outcome is Outcome.REJECT and held.consumer.consumer in group.consumers.values():
+                    group.log.ack(group.places[held.partition].number, held.offset)
+                    group.agenda.groups_to_write[group] = None
+
+        return settle_later
+
+    patch.wrap(ConsumerGroup, "__init__", make_group)
+    patch.wrap(Publishing, "settle_later", make)
 
 
 @mutant("amqp-gets-count-in-a-shared-prefetch", "what was got takes the room of the channel's consumers")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
@@ -84,6 +84,28 @@ def properties_dropped(patch: Patch) -> None:
 @mutant("v5-will-delay-ignored", "wills are published at once")
 def delay_ignored(patch: Patch) -> None:
     _change_will(patch, lambda will: msgspec.structs.replace(will, delay_s=0))
+
+
+@mutant("v5-will-delay-of-one-second-ignored", "a will whose delay is one second is published at once")
+def delay_of_one_ignored(patch: Patch) -> None:
+    def change(will: Will) -> Will:
+        return msgspec.structs.replace(will, delay_s=0) if will.delay_s == 1 else will
+
+    _change_will(patch, change)
+
+
+@variation("v5-wills-by-the-clock", "delays of wills end as the clock's seconds change, up to a second early")
+def by_the_clock(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
+            if session.will is not None and session.will.delay_s:
+                early_s = min(session.will.delay_s, now % 1.0)
+                session.will = msgspec.structs.replace(session.will, delay_s=session.will.delay_s - early_s)
+            original(self, session, now, publish_will=publish_will)
+
+        return detach
+
+    patch.wrap(MqttBroker, "detach", make)
 
 
 @mutant("v5-will-delay-outlasts-session", "a will waits for its delay although its session has ended")

@@ -8,9 +8,11 @@ from typing import Any
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
 from assay.reference_broker.queues.delays.done_records import DONE_KEY, DoneReader
+from assay.reference_broker.queues.groups import group_recovery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.group_state import GroupState
 from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.partitions.producers import PartitionProducers
 from assay.reference_broker.storage.pending_codec import Operation
 from assay.reference_broker.storage.pending_log import PendingLogFile
 from assay.reference_broker.storage.pending_state import PendingState
@@ -26,6 +28,49 @@ def widens_ranges(patch: Patch) -> None:
         return ack
 
     patch.wrap(PendingState, "ack", make)
+
+
+@mutant("queue-members-come-back-one-behind-the-other", "after a restart what one member held comes before another's")
+def members_one_by_one(patch: Patch) -> None:
+    rank = "entry.deadline -= int.from_bytes(record.consumer.encode()) % 1_000_003"
+    again = "group.wait_again(entry, now)"
+    patch.rewrite(group_recovery, "recover", again, f"{rank}\n        {again}")
+
+
+def _snapshots(patch: Patch, change: Callable[[PartitionProducers], None]) -> None:
+    """Change what is read of the snapshots of producers."""
+
+    def restore(cls: type[PartitionProducers], data: bytes) -> PartitionProducers:
+        restored = original(data)
+        change(restored)
+        return restored
+
+    original = PartitionProducers.restore
+    patch.replace(PartitionProducers, "restore", classmethod(restore))
+
+
+@mutant("queue-snapshots-leave-a-sequence-out", "a snapshot of a partition's producers has not their last sequences")
+def leave_a_sequence_out(patch: Patch) -> None:
+    def change(restored: PartitionProducers) -> None:
+        for window in restored.windows.values():
+            window.last -= 1
+            del window.offsets[-1:]
+
+    _snapshots(patch, change)
+
+
+@mutant("queue-snapshots-forget-silent-producers", "a snapshot of a partition has its last producer alone")
+def forget_silent(patch: Patch) -> None:
+    def change(restored: PartitionProducers) -> None:
+        for producer in list(restored.windows)[:-1]:
+            del restored.windows[producer]
+
+    _snapshots(patch, change)
+
+
+@mutant("queue-snapshots-forget-what-was-aborted", "a snapshot of a partition does not say what was aborted")
+def forget_aborted(patch: Patch) -> None:
+    _snapshots(patch, lambda restored: restored.forget_below(1 << 62))
 
 
 @mutant("queue-acks-of-one-partition", "acknowledgements of several partitions are written under the first of them")

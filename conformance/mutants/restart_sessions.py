@@ -350,6 +350,13 @@ def forgets_due(patch: Patch) -> None:
     _on_reading(patch, lambda state: _each(state.subscriptions, _with(retained_due=False)))
 
 
+@mutant("restart-forgets-all-but-one-walk", "of several subscriptions only the first still brings what it was to bring")
+def forgets_all_but_one_walk(patch: Patch) -> None:
+    is_due = "is_due = retained is not None and topic_filter in retained"
+    first = "and topic_filter == retained.first()[0].topic_filter"
+    patch.rewrite(KeptSession, "collect_subscription", is_due, f"{is_due} {first}")
+
+
 # -- sessions and wills ----------------------------------------------------------------------------------------------
 
 

@@ -134,22 +134,23 @@ async def every_queue(ctx: AmqpContext) -> None:
     ctx.must(seen == [[b"to both"]] * 2, f"expected the message in both queues; seen {seen}")
 
 
-def _deaths(event: Arrival) -> list[tuple[Any, ...]]:
+def _deaths(event: Arrival, *names: str) -> list[tuple[Any, ...]]:
     entries = event.headers.get("x-death")
-    names = ("queue", "reason", "count")
+    names = names or ("queue", "reason", "count")
     return [tuple(each.get(name) for name in names) for each in entries] if isinstance(entries, list) else []
 
 
 @amqp_case(
     "extensions/each-reason-is-a-death-of-its-own",
     mutant="amqp-deaths-count-by-queue",
+    kills=("amqp-first-death-is-the-last", "amqp-first-death-queue-is-its-exchange"),
     clauses=("rmq.dlx.reasons",),
 )
 async def reasons(ctx: AmqpContext) -> None:
     """x-death has one entry for each queue and reason, the latest death first (RabbitMQ orders the others its own way).
 
     Two queues are each other's dead letters, the first with room for one message. A message is rejected in the first
-    and in the second, and then makes room in the first for another one.
+    and in the second, and then makes room in the first for another one. Its first death stays the first one.
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-dead-letter-exchange", 5)
@@ -169,17 +170,22 @@ async def reasons(ctx: AmqpContext) -> None:
     seen = _deaths(event)
     is_right = seen[:1] == wanted[:1] and sorted(seen[1:]) == sorted(wanted[1:])
     ctx.must(is_right, f"expected the deaths {wanted}, those behind the first in any order; seen {seen}")
+    told = {name: event.headers.get(f"x-first-death-{name}") for name in ("queue", "reason", "exchange")}
+    first_death = {"queue": first, "reason": "rejected", "exchange": ""}
+    ctx.must(told == first_death, f"expected its first death as {first_death}; seen {told}")
 
 
 @amqp_case(
     "extensions/letters-with-a-key-of-their-own-go-nowhere-else",
     mutant="amqp-letters-keep-their-copies",
+    kills=("amqp-deaths-tell-one-key",),
     clauses=("rmq.sender-selected", "rmq.dlx.reasons"),
 )
 async def copies(ctx: AmqpContext) -> None:
     """A dead letter with a routing key of its queue goes by that alone, whatever CC said of the message.
 
-    A message with a CC to a second queue is rejected in the first. Its letter does not come to the second one.
+    A message with a CC to a second queue is rejected in the first. Its letter does not come to the second one, and
+    tells both keys in x-death.
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-dead-letter-exchange", 5)
@@ -193,9 +199,11 @@ async def copies(ctx: AmqpContext) -> None:
         ctx.unsupported("the header CC leads nowhere")
     await channel.get_soon(copied)
     channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
-    await channel.get_soon(letters)
+    letter = await channel.get_soon(letters)
     await channel.barrier()
     ctx.must(await channel.count(copied) == 0, "expected no letter where CC had led; seen one")
+    ((*_, keys),) = _deaths(letter, "routing-keys") or ((None,),)
+    ctx.must(keys == [queue, copied], f"expected x-death to tell the keys {[queue, copied]}; seen {keys}")
 
 
 @amqp_case(

@@ -522,20 +522,25 @@ async def bindings_die(ctx: AmqpContext) -> None:
 # Purging and deleting
 
 
-@amqp_case("queue/purge-spares-what-was-delivered", mutant="amqp-purge-takes-all", clauses=("queue.purge.02",))
+@amqp_case(
+    "queue/purge-spares-what-was-delivered",
+    mutant="amqp-purge-takes-all",
+    kills=("amqp-purge-ok-tells-one-too-few",),
+    clauses=("queue.purge.02",),
+)
 async def purge(ctx: AmqpContext) -> None:
     """Purging takes what is ready, and nothing that was delivered and waits for its acknowledgement.
 
-    One of two messages is got; Purge-Ok counts one, and the first comes back when it is rejected.
+    One of four messages is got; Purge-Ok counts three, and the first comes back when it is rejected.
     """
     channel = await ctx.channel()
     queue = await channel.queue()
-    for body in (b"got", b"ready"):
+    for body in (b"got", b"ready", b"ready too", b"ready as well"):
         channel.publish("", queue, body)
     event = await channel.get_soon(queue, no_ack=False)
-    await channel.count_becomes(queue, 1)
+    await channel.count_becomes(queue, 3)
     answer = await channel.call("queue.purge", queue=queue)
-    ctx.must(answer["message-count"] == 1, f"expected Purge-Ok to count 1; seen {answer['message-count']}")
+    ctx.must(answer["message-count"] == 3, f"expected Purge-Ok to count 3; seen {answer['message-count']}")
     channel.send("basic.reject", delivery_tag=event.tag, requeue=True)
     back = await channel.get_soon(queue)
     ctx.must(back.body == b"got", f"expected what was delivered to come back; seen {back.body!r}")

@@ -121,6 +121,7 @@ async def unacknowledged(ctx: AmqpContext) -> None:
 @amqp_case(
     "restart/transactions",
     mutant="amqp-messages-in-memory",
+    kills=("amqp-uncommitted-refusals-are-written",),
     clauses=("rmq.tx.semantics", "basic.01"),
     requires=_NEEDS,
     together=True,
@@ -129,7 +130,7 @@ async def unacknowledged(ctx: AmqpContext) -> None:
 async def transactions(ctx: AmqpContext) -> None:
     """What was committed is there after a restart, and what was not is not.
 
-    Persistent messages: two committed, one not.
+    Persistent messages: two committed, one not. A transaction that has not ended rejects the first of the two.
     """
     channel = await ctx.channel()
     outcome = await channel.outcome("tx.select")
@@ -140,6 +141,8 @@ async def transactions(ctx: AmqpContext) -> None:
         channel.publish("", queue, body, properties=_PERSISTENT)
     await channel.call("tx.commit")
     channel.publish("", queue, b"uncommitted", properties=_PERSISTENT)
+    event = await channel.get_soon(queue, no_ack=False)
+    channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
     await channel.barrier()
     await ctx.restart()
     channel = await ctx.channel()

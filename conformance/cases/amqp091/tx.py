@@ -89,31 +89,32 @@ async def rollback(ctx: AmqpContext) -> None:
 @amqp_case(
     "tx/acknowledgements-wait-for-commit",
     mutant="amqp-commit-forgets-acknowledgements",
-    kills=("amqp-rollback-keeps-acknowledgements",),
+    kills=("amqp-rollback-keeps-acknowledgements", "amqp-rolled-back-is-behind-the-rest"),
     clauses=("rmq.tx.semantics",),
 )
 async def acknowledgements(ctx: AmqpContext) -> None:
-    """An acknowledgement counts with Commit; what was rolled back is still unacknowledged.
+    """An acknowledgement counts with Commit; what was rolled back is still unacknowledged, in its place.
 
-    Two messages are got: the first one's acknowledgement is rolled back, and both wait; then both are acknowledged and
-    committed, and nothing comes back.
+    Three messages are got: the first one's acknowledgement is rolled back, and all wait; then the first two are
+    acknowledged by one method and committed, and the third alone comes back.
     """
     channel = await _transacted(ctx)
     queue = await channel.queue(shared=True)
-    for body in (b"1", b"2"):
+    for body in (b"1", b"2", b"3"):
         channel.publish("", queue, body)
     await channel.call("tx.commit")
-    events = [await channel.get_soon(queue, no_ack=False) for _ in range(2)]
+    events = [await channel.get_soon(queue, no_ack=False) for _ in range(3)]
     channel.ack(events[0])
     await channel.call("tx.rollback")
-    for event in events:
-        channel.ack(event)
+    channel.ack(events[1], multiple=True)
     await channel.call("tx.commit")
     channel.connection.abort()
     again = await ctx.channel()
+    with ctx.own_point():
+        seen = [(await again.get_soon(queue)).body]
     again.publish("", queue, b"marker")
-    event = await again.get_soon(queue)
-    ctx.must(event.body == b"marker", f"expected nothing that was acknowledged and committed; seen {event.body!r}")
+    seen.append((await again.get_soon(queue)).body)
+    ctx.must(seen == [b"3", b"marker"], f"expected nothing that was acknowledged and committed; seen {seen}")
 
 
 @amqp_case(
@@ -201,6 +202,44 @@ async def rejections(ctx: AmqpContext) -> None:
     again = await ctx.channel()
     with ctx.own_point():
         await again.get_soon(queue)
+
+
+@amqp_case(
+    "tx/refusals-count-with-commit",
+    mutant="amqp-refusals-in-a-transaction-accept",
+    kills=("amqp-requeues-in-a-transaction-drop", "amqp-drops-in-a-transaction-requeue"),
+    clauses=("rmq.tx.semantics", "rmq.dlx.reasons", "basic.reject.02"),
+)
+async def refusals(ctx: AmqpContext) -> None:
+    """A message that is refused in a transaction comes back, or becomes a dead letter, with Commit, and not before.
+
+    One of each by reject, and by nack where there is that; what is to be dropped becomes a dead letter as rejected.
+    """
+    channel = await _transacted(ctx)
+    other = await channel.connection.channel()
+    await ctx.needs_argument("x-dead-letter-exchange", 5)
+    letters = await other.queue()
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
+    queue = await ctx.queue_with(channel, arguments)
+    methods = ["basic.reject", *["basic.nack"] * bool(ctx.capabilities.get("basic_nack"))]
+    refusals = {f"{name} {requeue}".encode(): (name, requeue) for name in methods for requeue in (True, False)}
+    for body in refusals:
+        channel.publish("", queue, body)
+    await channel.call("tx.commit")
+    for _ in refusals:
+        event = await channel.get_soon(queue, no_ack=False)
+        name, requeue = refusals[event.body]
+        channel.send(name, delivery_tag=event.tag, requeue=requeue)
+    await channel.barrier()
+    counts = await other.count(queue), await other.count(letters)
+    ctx.must(counts == (0, 0), f"expected nothing back and no dead letter before Commit; seen {counts}")
+    await channel.call("tx.commit")
+    for name, asked in ((queue, True), (letters, False)):
+        with ctx.own_point():
+            seen = {(await other.get_soon(name)).body for _ in methods}
+        wanted = {body for body, (_, requeue) in refusals.items() if requeue is asked}
+        what = "back in the queue" if asked else "as dead letters"
+        ctx.must(seen == wanted, f"expected {sorted(wanted)} {what}; seen {sorted(seen)}")
 
 
 @amqp_case(

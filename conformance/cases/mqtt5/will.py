@@ -280,6 +280,35 @@ async def delay_kept(ctx: CaseContext) -> None:
 
 
 @case(
+    "mqtt5/will/delay-of-one-second",
+    clauses=("MQTT-3.1.2-8", "MQTT-3.1.2-10"),
+    requires=("persistent_sessions",),
+    mutant="v5-will-delay-of-one-second-ignored",
+    near_miss="v5-wills-by-the-clock",
+    limit_s=14.0,
+)
+async def delay_of_one_second(ctx: CaseContext) -> None:
+    """The shortest delay of a will is one, too.
+
+    A client with a lasting session and will delay 1 s is reset. Its will arrives, and not within half a second; if it
+    does, another one is waited for at once, which leaves room for brokers that count whole seconds.
+    """
+    topic = ctx.topic("will")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    waited_s: list[float] = []
+    while len(waited_s) < 2 and max(waited_s, default=0.0) < 0.5:
+        delayed = Will(topic=topic, payload=b"late", properties=Properties(will_delay_interval=1))
+        client = await ctx.connect(name=f"client {len(waited_s) + 1}", will=delayed, properties=LASTING)
+        watch = Stopwatch()
+        client.abort()
+        await watcher.expect_publish(topic, b"late")
+        waited_s.append(watch.elapsed_s)
+    text = ", ".join(f"{each:.2f}" for each in waited_s)
+    ctx.must(max(waited_s) >= 0.5, f"watcher: expected the wills after about a second; seen after {text} s")
+
+
+@case(
     "mqtt5/will/reconnecting-in-time-cancels-it",
     clauses=("MQTT-3.1.3-9", "MQTT-3.1.2-8"),
     requires=("persistent_sessions",),

@@ -23,6 +23,7 @@ from assay.conformance.cases.queue.support import (
     property_of,
     publish_with,
     settle,
+    shares,
 )
 from assay.conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
 from assay.conformance.connection import Connection
@@ -30,6 +31,8 @@ from assay.conformance.stall import Stopwatch
 from assay.conformance.wire import Properties, Publish
 
 _LIMIT_S = 15.0
+_SNAPSHOT = 1_000
+"""Records of a partition after which a broker may write down what it knows of producers, and read no further back."""
 
 
 def _survives(
@@ -121,6 +124,83 @@ async def holes(ctx: CaseContext) -> None:
         await ctx.restart()
         consumer = await consume(ctx, queue, name=f"after {restarts} restarts")
         await _held(ctx, consumer, dict.fromkeys(("0/0", "0/39", "2/0"), restarts + 1), f"after {restarts} restarts")
+
+
+@_survives(
+    "members-share-one-order",
+    "Q-ORDER-04",
+    "Q-DURA-05",
+    mutant="queue-members-come-back-one-behind-the-other",
+)
+async def members(ctx: CaseContext) -> None:
+    """What several members of a group held when the broker was killed comes back in the order of the partition.
+
+    Two members share twelve messages of a queue without ordering, and settle none. A third, after the restart, is given
+    all of them by their offsets, whoever had them.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1, ordering="none")
+    both = [await consume(ctx, queue, name=name, prefetch="6") for name in ("one", "other")]
+    await _fill(ctx, publisher, queue, 0, 12)
+    for found in await shares(both, 12):
+        ctx.must(len(found) == 6, f"expected six messages for each of two members; seen {len(found)}")
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="after the restart")
+    seen = [(await consumer.expect_publish()).payload for _ in range(12)]
+    wanted = [b"0/%d" % number for number in range(12)]
+    ctx.must(seen == wanted, f"after the restart: expected {wanted}; seen {seen}")
+
+
+@_survives(
+    "a-snapshot-knows-every-producer",
+    "Q-IDEM-07",
+    "Q-TXN-03",
+    mutant="queue-snapshots-leave-a-sequence-out",
+    kills=("queue-snapshots-forget-silent-producers", "queue-snapshots-forget-what-was-aborted"),
+    limit_s=20.0,
+)
+async def snapshot(ctx: CaseContext) -> None:
+    """Numbers and aborted messages are known after a restart also in a partition of more than a thousand messages.
+
+    A producer numbers a message, a thousand come behind it and are settled, and then two more of its, the first of
+    another producer, what a transaction aborts, and forty others. After the restart both repeat their last message,
+    which is known, and send their next one: the group is given each once, and nothing of the transaction.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1, durability="fsync")
+    names = ("one", "other")
+    producers = [await Producer.make(ctx, client=publisher) for _ in names]
+
+    async def number(which: int, *sequences: int) -> None:
+        for each in sequences:
+            await producers[which].put(queue, f"{names[which]} {each}".encode(), sequence=each)
+
+    await number(0, 0)
+    bulk = BulkClient(ctx, "bulk")
+    await bulk.connect()
+    await bulk.publish(queue, _SNAPSHOT)
+    await bulk.join(queue, "workers")
+    await bulk.settle_but(queue, "workers", 1 + _SNAPSHOT, frozenset())
+    bulk.close()
+    await number(0, 1, 2)
+    await number(1, 0)
+    third = await Producer.make(ctx, ctx.client_id(), publisher)
+    transaction = await third.begin()
+    await third.put(queue, b"aborted", transaction)
+    await third.abort(transaction)
+    await _fill(ctx, publisher, queue, 0, 40)
+    await ctx.restart()
+    publisher = await ctx.connect(version=5, name="publisher again")
+    for which, producer in enumerate(producers):
+        producer.client = publisher
+        await number(which, *((2, 3), (0, 1))[which])
+    await publish_with(publisher, queue, b"last", partition="0")
+    consumer = await consume(ctx, queue, name="after the restart")
+    wanted = ["one 1", "one 2", "other 0", *[f"0/{each}" for each in range(40)], "one 3", "other 1", "last"]
+    seen = [(await consumer.expect_publish()).payload.decode()]
+    while seen[-1] != "last":
+        seen.append((await consumer.expect_publish()).payload.decode())
+    ctx.must(seen == wanted, f"after the restart: expected {wanted}; seen {seen}")
 
 
 @_survives("a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-purge-forgotten")
