@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.case import CaseContext, CaseFunction, case
-from assay.conformance.cases.mqtt5.support import pass_time
+from assay.conformance.cases.mqtt5.support import pass_time, shares
 from assay.conformance.cases.queue.administration import ask, create
 from assay.conformance.cases.queue.bulk import BulkClient
 from assay.conformance.cases.queue.group_support import operate
@@ -23,7 +23,6 @@ from assay.conformance.cases.queue.support import (
     property_of,
     publish_with,
     settle,
-    shares,
 )
 from assay.conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
 from assay.conformance.connection import Connection
