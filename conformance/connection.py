@@ -672,9 +672,20 @@ class Connection(asyncio.Protocol):
         entries = tuple(
             entry if isinstance(entry, Subscription) else Subscription(filter=entry, qos=qos) for entry in filters
         )
-        packet_id = self.next_packet_id()
-        self.send(Subscribe(packet_id=packet_id, subscriptions=entries, properties=properties))
-        suback = await self.expect(Suback, skipping=(Publish, Pubrel))
+        request = Subscribe(packet_id=self.next_packet_id(), subscriptions=entries, properties=properties)
+        self.send(request)
+        return await self.granted(request, at_least=at_least)
+
+    async def granted(
+        self,
+        request: Subscribe,
+        *,
+        at_least: int | None = None,
+        skipping: tuple[type[Packet], ...] = (Publish, Pubrel),
+    ) -> tuple[int, ...]:
+        """SUBACK of what was sent by whatever means; every filter must be accepted, or so many."""
+        packet_id, entries = request.packet_id, request.subscriptions
+        suback = await self.expect(Suback, skipping=skipping)
         if suback.packet_id != packet_id:
             raise self._missing(Suback, f"expected SUBACK for packet identifier {packet_id}; seen {describe(suback)}")
         wanted = len(entries) if at_least is None else at_least

@@ -41,6 +41,7 @@ class Cut(Enum):
     DISCONNECT = "DISCONNECT"
     DISCONNECT_WITH_WILL = "DISCONNECT 0x04"
     TAKEOVER = "takeover"
+    UNNOTICED = "an end that the broker may not have noticed"
 
 
 class Lifetime(Enum):
@@ -91,19 +92,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
         Where a connection whose session has no expiry is taken over with Clean Start 0, the standards differ: 3.1.1
         lets no other session reuse the state (3.1.2-6), in 5.0 the server may go on with the session or end it first.
+        Where it may not have noticed the end, the client takes over the connection, or its session has expired.
         """
-        if self.clean_start or self.lifetime is Lifetime.OVER:
+        if self.clean_start:
             return Presence.GONE
-        if self.lifetime is Lifetime.NONE:
-            return Presence.EITHER if self.version >= _V5 and self.cut is Cut.TAKEOVER else Presence.GONE
-        short = self.lifetime is Lifetime.SHORT and self.cut is not Cut.TAKEOVER
-        return Presence.EITHER if short and elapsed_s >= _SHORT_IS_SURE_S else Presence.KEPT
+        match self.lifetime:
+            case Lifetime.OVER:
+                return Presence.EITHER if self.cut is Cut.UNNOTICED else Presence.GONE
+            case Lifetime.NONE:
+                is_taken = self.version >= _V5 and self.cut in (Cut.TAKEOVER, Cut.UNNOTICED)
+                return Presence.EITHER if is_taken else Presence.GONE
+            case Lifetime.SHORT:
+                may_be_over = self.cut is not Cut.TAKEOVER and elapsed_s >= _SHORT_IS_SURE_S
+                return Presence.EITHER if may_be_over else Presence.KEPT
+            case Lifetime.LONG:
+                return Presence.KEPT
 
 
 def matrix(version: int) -> list[Plan]:
     """All cells: 30 in 5.0, 16 in 3.1.1, which has no 0x04 and no expiry in seconds."""
     five = version >= _V5
-    cuts = [cut for cut in Cut if five or cut is not Cut.DISCONNECT_WITH_WILL]
+    without = (Cut.UNNOTICED,) if five else (Cut.UNNOTICED, Cut.DISCONNECT_WITH_WILL)
+    cuts = [cut for cut in Cut if cut not in without]
     lifetimes = (Lifetime.NONE, Lifetime.SHORT, Lifetime.LONG) if five else (Lifetime.NONE, Lifetime.LONG)
     return [
         Plan(version=version, cut=cut, lifetime=lifetime, clean_start=clean)
@@ -161,12 +171,12 @@ class Cell:
                         pass
                 if not self.first.closed:
                     # Nothing says that a server must end its half, too: the client takes over what is left.
-                    self.plan = msgspec.structs.replace(plan, cut=Cut.TAKEOVER)
+                    self.plan = msgspec.structs.replace(plan, cut=Cut.UNNOTICED)
             case Cut.DISCONNECT:
                 await self.first.disconnect()
             case Cut.DISCONNECT_WITH_WILL:
                 await self.first.disconnect(Disconnect(reason_code=_DISCONNECT_WITH_WILL))
-            case Cut.TAKEOVER:
+            case Cut.TAKEOVER | Cut.UNNOTICED:
                 pass
 
     async def come_back(self, watch: Stopwatch) -> None:
@@ -210,7 +220,7 @@ async def cut_and_come_back(ctx: CaseContext, cells: Sequence[_C]) -> None:
     watch = Stopwatch()
     await each(cells, Cell.cut)
     for cell in await _unnoticed(watcher, resets):
-        cell.plan = msgspec.structs.replace(cell.plan, cut=Cut.TAKEOVER)
+        cell.plan = msgspec.structs.replace(cell.plan, cut=Cut.UNNOTICED)
     if any(cell.plan.lifetime is Lifetime.OVER for cell in cells):
         await pass_time(ctx, _ENOUGH_S)
     await each(cells, lambda cell: cell.come_back(watch))

@@ -225,7 +225,7 @@ async def qos2_pubrel_sent(ctx: CaseContext) -> None:
     clauses=("MQTT-4.1.0-2", "MQTT-3.2.2-3", "MQTT-3.1.2-6"),
     requires=("persistent_sessions", "qos1", "qos2"),
     mutant="open-deliveries-survive-expiry",
-    near_miss="last-acknowledgements-lost-with-the-connection",
+    near_miss="half-closed-connections-go-on",
     limit_s=_EXPIRY_LIMIT_S,
 )
 async def deliveries_expire(ctx: CaseContext) -> None:
@@ -242,7 +242,7 @@ async def deliveries_expire(ctx: CaseContext) -> None:
     clauses=("MQTT-4.1.0-2", "MQTT-3.2.2-3", "MQTT-3.1.2-6", "MQTT-4.3.3-12"),
     requires=("persistent_sessions", "qos1", "qos2"),
     mutant="received-qos2-survives-expiry",
-    near_miss="v3-qos-2-published-at-pubrel",
+    near_miss="half-closed-connections-go-on",
     limit_s=_EXPIRY_LIMIT_S,
 )
 async def publishes_expire(ctx: CaseContext) -> None:

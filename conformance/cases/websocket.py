@@ -11,7 +11,6 @@ from assay.conformance.wire import (
     Pingreq,
     Pingresp,
     Publish,
-    Suback,
     Subscribe,
     Subscription,
     Will,
@@ -256,11 +255,11 @@ async def spread_packet(ctx: CaseContext) -> None:
     connection.send_in_frames(connect[:1], connect[1:7], connect[7:])
     connack = await connection.expect(Connack)
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
-    subscribe = encode(Subscribe(packet_id=7, subscriptions=(Subscription(filter=topic),)), connection.version)
-    for value in subscribe:
+    subscribe = Subscribe(packet_id=7, subscriptions=(Subscription(filter=topic),))
+    for value in encode(subscribe, connection.version):
         connection.send_frame(Opcode.BINARY, bytes((value,)))
         connection.send_frame(Opcode.BINARY)
-    await connection.expect(Suback)
+    await connection.granted(subscribe, skipping=())
     ping = encode(Pingreq(), connection.version)
     publish = encode(Publish(topic=topic, payload=b"cut"), connection.version)
     connection.send_frame(Opcode.BINARY, ping + publish[:3])
@@ -283,16 +282,12 @@ async def several_packets(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     connection = await ctx.open_websocket()
-    connection.send(
-        ctx.connect_packet(),
-        Subscribe(packet_id=3, subscriptions=(Subscription(filter=topic),)),
-        Publish(topic=topic, payload=b"third"),
-        Pingreq(),
-    )
+    subscribe = Subscribe(packet_id=3, subscriptions=(Subscription(filter=topic),))
+    connection.send(ctx.connect_packet(), subscribe, Publish(topic=topic, payload=b"third"), Pingreq())
     connack = await connection.expect(Connack)
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
     # No clause orders these answers among each other.
-    await connection.expect(Suback, skipping=(Publish, Pingresp))
+    await connection.granted(subscribe, skipping=(Publish, Pingresp))
     message = await connection.expect(Publish, skipping=(Pingresp,))
     good = (message.topic, message.payload) == (topic, b"third")
     ctx.must(good, f"expected the message; seen {describe(message)}")

@@ -19,6 +19,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, Subscri
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SharedOutgoing
 from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.errors import Reason
 from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
 from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.routing.message import Message
@@ -493,3 +494,17 @@ def dollar_topics(patch: Patch) -> None:
 @mutant("v5-unsubscribe-takes-from-all-shares", "who leaves a share loses what waits for it in others")
 def unsubscribe_takes_from_all_shares(patch: Patch) -> None:
     patch.rewrite(Session, "take_queued", "if each.share not in shares)", "if not each.share)")
+
+
+@mutant("v5-subscribe-beside-an-open-delivery-refused", "a SUBSCRIBE beside an open delivery is refused")
+def refused_beside_a_delivery(patch: Patch) -> None:
+    original = handlers.on_subscribe
+
+    def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
+        if not connection.active_session.in_flight:
+            original(connection, packet, now)
+            return
+        reasons = tuple(Reason.PACKET_IDENTIFIER_IN_USE for _ in packet.requests)
+        connection.send_packet(Suback(packet_id=packet.packet_id, reasons=reasons))
+
+    patch.replace(handlers, "on_subscribe", on_subscribe)

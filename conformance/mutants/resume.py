@@ -18,6 +18,7 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, Mqt
 from assay.reference_broker.mqtt.sessions.session import InFlight, Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import Disconnect, PacketType, Publish
+from assay.reference_broker.server.tcp import SocketProtocol
 
 Connect: TypeAlias = Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 OnRun: TypeAlias = Callable[[Outbound, PacketType, bytes, float], None]
@@ -284,3 +285,11 @@ def last_acknowledgements_lost(patch: Patch) -> None:
     patch.wrap(MqttConnection, "receive", make_receive)
     patch.wrap(handlers, "on_disconnect", make_disconnect)
     _at_the_end(patch, lambda session, _disconnected: session.in_flight.update(before.pop(session, {})))
+
+
+@variation(
+    "half-closed-connections-go-on",
+    "a client that has ended its half of a connection is served on, until it comes back",
+)
+def half_closed_go_on(patch: Patch) -> None:
+    patch.replace(SocketProtocol, "eof_received", lambda _protocol: True)

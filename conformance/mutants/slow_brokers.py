@@ -22,6 +22,11 @@ def three_seconds_late(patch: Patch) -> None:
     send_by_lanes(patch, lambda _connection, _frame: ("", _LATE_S))
 
 
+@variation("slow-0.7s", "whatever a client is sent is 0.7 seconds late", freedom=_FREEDOM, minutes=True)
+def almost_a_second_late(patch: Patch) -> None:
+    send_by_lanes(patch, lambda _connection, _frame: ("", 0.7))
+
+
 @variation("slow-0-to-4s", "whatever a client is sent is up to four seconds late", freedom=_FREEDOM, minutes=True)
 def up_to_four_seconds_late(patch: Patch) -> None:
     rng = random.Random(12)

@@ -164,6 +164,18 @@ def test_a_pubrel_that_is_not_sent_again_fails_the_case_about_it_and_blocks_one_
     assert (innocent.result.verdict, innocent.result.blocked_by) == (CaseVerdict.BLOCKED, guilty)
 
 
+def test_a_subscription_that_is_refused_fails_the_case_about_it_and_no_case_about_what_it_would_bring() -> None:
+    """mochi calls an identifier in use by which it has sent something itself: nothing retained can come by that."""
+    about = "mqtt5/retained/handling-by-retain-as-published-and-age"
+    others = ("an-unsubscribe-amid-them-spares-others", "a-subscription-replaced-amid-them")
+    ran = outcomes(
+        broken("v5-subscribe-beside-an-open-delivery-refused"), about, *(f"mqtt5/retained/{slug}" for slug in others)
+    )
+    guilty, *innocent = settle(ran)
+    assert guilty.result.verdict is CaseVerdict.FAIL
+    assert [(each.result.verdict, each.result.blocked_by) for each in innocent] == [(CaseVerdict.BLOCKED, about)] * 2
+
+
 def test_a_session_may_be_forgotten_a_moment_after_its_connection() -> None:
     """HiveMQ does so: what the leaving member of a share gets alone is for the member that comes next."""
     assert verdicts(broken("any-late-forgetting"), "mqtt5/shared/changes-hold-for-known-topics") == [CaseVerdict.PASS]

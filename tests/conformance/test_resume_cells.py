@@ -39,6 +39,15 @@ def test_a_slow_machine_accuses_nobody() -> None:
     assert {expiring.presence(3.0) for expiring in expired()} == {Presence.GONE}
 
 
+def test_an_end_that_was_perhaps_not_noticed_leaves_open_whether_the_session_has_expired() -> None:
+    assert plan(5, Cut.UNNOTICED, Lifetime.OVER).presence(3.0) is Presence.EITHER
+    assert plan(5, Cut.UNNOTICED, Lifetime.NONE).presence(3.0) is Presence.EITHER
+    assert plan(4, Cut.UNNOTICED, Lifetime.NONE).presence(3.0) is Presence.GONE
+    assert plan(5, Cut.UNNOTICED, Lifetime.SHORT).presence(2.5) is Presence.EITHER
+    assert plan(5, Cut.UNNOTICED, Lifetime.LONG).presence(2.5) is Presence.KEPT
+    assert QOS1_PUBACK_SENT.allowed(plan(5, Cut.UNNOTICED, Lifetime.OVER)) == {Owed.NOTHING, Owed.PUBLISH}
+
+
 def test_only_disconnect_proves_that_the_last_packet_was_received() -> None:
     assert QOS1_PUBACK_SENT.allowed(plan(5, Cut.DISCONNECT_WITH_WILL, Lifetime.LONG)) == {Owed.NOTHING}
     assert QOS1_PUBACK_SENT.allowed(plan(5, Cut.HALF_CLOSE, Lifetime.LONG)) == {Owed.NOTHING, Owed.PUBLISH}

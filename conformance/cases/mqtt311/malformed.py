@@ -287,7 +287,7 @@ async def bytewise(ctx: CaseContext) -> None:
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
     subscribe = Subscribe(packet_id=1, subscriptions=(Subscription(filter=topic),))
     await connection.send_in_pieces(encode(subscribe, 4))
-    await connection.expect(Suback)
+    await connection.granted(subscribe)
     await connection.send_in_pieces(encode(Publish(topic=topic, payload=payload), 4))
     await connection.expect_publish(topic, payload)
 

@@ -94,6 +94,7 @@ async def _walk(ctx: CaseContext, *ages: Age) -> None:
     clauses=("MQTT-3.3.1-9", "MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.3.1-12", "MQTT-3.3.1-13", "MQTT-3.8.4-3"),
     requires=("retain", "qos1"),
     mutant="v5-retained-flag-follows-retain-as-published",
+    kills=("v5-subscribe-beside-an-open-delivery-refused",),
     near_miss="v5-retained-before-suback",
 )
 async def handling(ctx: CaseContext) -> None:
