@@ -57,15 +57,20 @@ def installed_release(home: Path) -> str:
     return names[0].rpartition("-")[2] if names else ""
 
 
-def environment(folder: Path, *, epmd_port: int, distribution_port: int) -> dict[str, str]:
-    """Environment of the node: every path in ``folder``, every port on loopback, nothing taken from the service's."""
+def environment(
+    folder: Path, *, epmd_port: int, distribution_port: int, node: str = "assay@localhost"
+) -> dict[str, str]:
+    """Environment of a node: every path in ``folder``, every port on loopback, nothing taken from the service's.
+
+    Its data belong to ``node``, its name, of which a port mapper knows one.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
     return inherited | {
         "PATH": search_path(),
         "HOME": str(folder),  # the cookie is written there
         "ERL_EPMD_PORT": str(epmd_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODENAME": "assay@localhost",  # its data belong to the name; a port mapper of its own knows no other
+        "RABBITMQ_NODENAME": node,
         "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),

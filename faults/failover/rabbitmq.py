@@ -58,7 +58,7 @@ class RabbitmqCluster:
             cookie = place / ".erlang.cookie"
             cookie.write_text("ASSAYFAILOVER", "utf-8")
             cookie.chmod(0o400)
-            env = environment(place, epmd_port=epmd_port, distribution_port=port)
+            env = environment(place, epmd_port=epmd_port, distribution_port=port, node=self._names[index])
             self._environments.append(env)
             self._processes.append(NodeProcess([str(home / "sbin" / "rabbitmq-server")], place, env))
         epmd = shutil.which("epmd", path=self._environments[0]["PATH"])

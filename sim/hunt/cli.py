@@ -277,7 +277,7 @@ def _shrink_to(record: FindingRecord, out: Path, budget_s: float) -> Shrunk | No
     run_scenario(small.scenario, out=out / name, mutants=small.record.applied, trace=True, command=again)
     console.print(
         f"Shrunk to {len(small.scenario.faults)} faults and {small.operations} operations in {small.runs} runs, "
-        f"{small.wall_s:.1f} s:\n  {scenario_file}\n  {test_file}\n  its space-time diagram: "
+        f"{small.took_s:.1f} s:\n  {scenario_file}\n  {test_file}\n  its space-time diagram: "
         f"assay report {out / name}\nRun it again: [bold]{again}[/bold]",
         highlight=False,
     )

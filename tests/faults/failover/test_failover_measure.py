@@ -22,6 +22,7 @@ from assay.faults.failover.cli import result
 from assay.faults.failover.measure import FailoverError, Failovers, LeaderFault, measure
 from assay.faults.failover.nats import NatsClient
 from assay.faults.failover.processes import NodeProcess
+from assay.faults.failover.rabbitmq import NODES, RabbitmqCluster
 from assay.reference_broker.trace.results import Verdict
 
 
@@ -254,3 +255,18 @@ def test_a_node_is_paused_goes_on_is_killed_and_started_again(tmp_path: Path) ->
     finally:
         process.stop()
     assert state() == ""
+
+
+def test_nodes_have_the_names_by_which_they_look_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapper = tmp_path / "bin" / "epmd"
+    mapper.parent.mkdir()
+    mapper.touch(0o700)
+    monkeypatch.setenv("PATH", str(mapper.parent), prepend=os.pathsep)
+    cluster = RabbitmqCluster(tmp_path / "home", tmp_path)
+    names = [environment["RABBITMQ_NODENAME"] for environment in cluster._environments]
+    assert len(set(names)) == NODES
+    for index in range(NODES):
+        config = (tmp_path / f"n{index}" / "rabbitmq.conf").read_text("utf-8")
+        assert all(f"nodes.{number} = {name}\n" in config for number, name in enumerate(names, 1))

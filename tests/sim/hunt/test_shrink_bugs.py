@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from assay.faults.scenario import find_scenario
@@ -20,7 +22,7 @@ from assay.sim.hunt.shrink import shrink
 )
 def test_a_planted_bug_becomes_small(mutant: str, scenario: str) -> None:
     found = run_seed(find_scenario(scenario), 1, (mutant,))
-    small = shrink(record_of(found, (mutant,)), budget_s=60.0)
+    small = shrink(record_of(found, (mutant,)), budget_s=60.0, clock=time.process_time)
     assert small is not None
     assert len(small.scenario.faults) <= 3
     assert small.operations <= 20
