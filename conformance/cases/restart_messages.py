@@ -21,6 +21,7 @@ from assay.conformance.wire import (
 _WAITING_311 = ("3.1.2-5", "4.1.0-1")
 _WAITING_5 = ("3.1.2-5", "3.1.2-23")
 _ID = 7
+_IDS = (_ID, 255, 256, 40_000, 65_535)
 _EXPIRY_S = 600
 
 
@@ -237,19 +238,20 @@ async def qos2_publish(ctx: CaseContext) -> None:
     in_5=("4.3.3-10", "4.3.3-12"),
     requires=("qos2",),
     mutant="restart-forgets-all-but-two-received-identifiers",
+    kills=("restart-forgets-large-received-identifiers",),
 )
 async def qos2_publishes(ctx: CaseContext) -> None:
     """Several QoS 2 publishes that were open together are all known after a restart, and each arrives once.
 
-    Five, or as many as the broker takes at a time, have their PUBRECs. Killed, the broker takes each of them with DUP 1
-    for known; killed again, it completes each.
+    Five with small and large identifiers, or as many as the broker takes at a time, have their PUBRECs. Killed, the
+    broker takes each of them with DUP 1 for known; killed again, it completes each.
     """
     topic = ctx.topic("exactly")
     watcher = await stay(ctx, "watcher")
     await subscribe_at(ctx, watcher, topic, qos=2)
     await watcher.disconnect()
     publisher = await stay(ctx, "publisher")
-    identifiers = range(_ID, _ID + min(5, publisher.connack.properties.receive_maximum or 5))
+    identifiers = _IDS[: publisher.connack.properties.receive_maximum]
     for is_known in (False, True):
         for packet_id in identifiers:
             packet = Publish(topic=topic, payload=b"%d" % packet_id, qos=2, packet_id=packet_id, dup=is_known)

@@ -228,6 +228,14 @@ def forgets_all_but_two(patch: Patch) -> None:
 
 
 @mutant(
+    "restart-forgets-large-received-identifiers", "received QoS 2 identifiers of two bytes are not read at the start"
+)
+def forgets_large(patch: Patch) -> None:
+    inbound = "self._stored.inbound.get(client_id, ())"
+    patch.rewrite(session_restore.SessionRestore, "session", inbound, f"[each for each in {inbound} if each < 256]")
+
+
+@mutant(
     "restart-forgets-all-but-one-release", "of the deliveries whose PUBRECs came one is released again after a restart"
 )
 def forgets_all_but_one(patch: Patch) -> None:
