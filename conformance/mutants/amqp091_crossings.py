@@ -11,6 +11,7 @@ from assay.reference_broker.amqp091 import dead_letters, declarations, queue_set
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
 from assay.reference_broker.amqp091.topology import routes
+from assay.reference_broker.amqp091.topology.tables import HeadersTable
 from assay.reference_broker.amqp091.topology.virtual_host import Removed, VirtualHost
 from assay.reference_broker.amqp091.transactions import Commit
 
@@ -70,6 +71,20 @@ _ROWS: dict[str, Row] = {
         "queue_purge",
         """answer("queue.purge-ok", found)""",
         """answer("queue.purge-ok", found - (found > 1))""",
+    ),
+    "amqp-unbound-from-everything-stays": (
+        "a binding without arguments to a headers exchange counts after it was unbound",
+        HeadersTable,
+        "remove",
+        "self._always.pop(binding, None)",
+        "pass",
+    ),
+    "amqp-unbound-from-any-stays": (
+        "a binding of any of several fields counts for the others after it was unbound",
+        HeadersTable,
+        "remove",
+        "_, places = self._patterns.pop(binding)",
+        "_, places = self._patterns[binding][0], self._patterns[binding][1][:1]",
     ),
     "amqp-gets-are-no-use": (
         "a queue expires although it is asked for messages",

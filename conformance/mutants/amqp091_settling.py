@@ -7,11 +7,11 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
-from assay.reference_broker.amqp091 import consumer_arguments
+from assay.reference_broker.amqp091 import consumer_arguments, messages
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.handles import Settlement
 from assay.reference_broker.amqp091.publishing import Publishing
-from assay.reference_broker.amqp091.topology import virtual_host
+from assay.reference_broker.amqp091.topology import records, virtual_host
 from assay.reference_broker.amqp091.topology.virtual_host import VirtualHost
 from assay.reference_broker.amqp091.transactions import Commit
 from assay.reference_broker.queues import Outcome
@@ -117,6 +117,49 @@ _ROWS: dict[str, Row] = {
         "position_of",
         "value=value.value * 1_000",
         "value=value.value",
+    ),
+    # Restarts
+    "amqp-exchange-arguments-lost-by-restart": (
+        "an exchange has no arguments any more after a restart",
+        VirtualHost,
+        "restore_exchange",
+        "arguments=restored_arguments(stored.arguments)",
+        "arguments=()",
+    ),
+    "amqp-internal-exchanges-open-to-all-after-a-restart": (
+        "an exchange is not internal any more after a restart",
+        VirtualHost,
+        "restore_exchange",
+        "internal=stored.internal",
+        "internal=False",
+    ),
+    "amqp-binding-arguments-lost-by-restart": (
+        "a binding has no arguments any more after a restart",
+        records,
+        "restored_binding",
+        "arguments=restored_arguments(stored.arguments)",
+        "arguments=()",
+    ),
+    "amqp-queue-arguments-lost-by-restart": (
+        "a queue has no arguments any more after a restart",
+        virtual_host,
+        "restored_queue",
+        "arguments = restored_arguments(stored.arguments)",
+        "arguments: Arguments = ()",
+    ),
+    "amqp-expirations-count-down": (
+        "a message that is read from disk has what is left of its expiration",
+        messages,
+        "properties_of",
+        "expiration=_expiration(message, kept, now)",
+        "expiration=_expiration(message, msgspec.structs.replace(kept, ttl_ms=None), now)",
+    ),
+    "amqp-priorities-of-messages-lost": (
+        "a message that is read from disk has no priority",
+        messages,
+        "properties_of",
+        "priority=kept.priority",
+        "priority=None",
     ),
     # What ends by itself
     "amqp-auto-delete-queues-are-plain-after-a-restart": (

@@ -52,6 +52,34 @@ async def unbinding(ctx: AmqpContext) -> None:
 
 
 @amqp_case(
+    "exchange/unbound-headers-lead-nowhere",
+    mutant="amqp-unbound-from-everything-stays",
+    kills=("amqp-unbound-from-any-stays",),
+    clauses=("sec.3.1.3.4.headers-all", "sec.3.1.3.4.headers-any"),
+)
+async def unbound_headers(ctx: AmqpContext) -> None:
+    """What was bound to a headers exchange, by whatever arguments, gets nothing once it is unbound.
+
+    Three queues: of all pairs, of any of two, and without arguments. A message that fits all of them comes to a fourth
+    one, which stays bound.
+    """
+    channel = await ctx.channel()
+    exchange = await channel.exchange("headers")
+    pairs = {"a": 1, "b": 2}
+    patterns: list[dict[str, Any]] = [{"x-match": "all", **pairs}, {"x-match": "any", **pairs}, {}]
+    queues = [await channel.queue() for _ in (*patterns, "bound")]
+    for queue, arguments in zip(queues, [*patterns, patterns[0]], strict=True):
+        await channel.call("queue.bind", queue=queue, exchange=exchange, arguments=arguments)
+    for queue, arguments in zip(queues, patterns, strict=False):
+        await channel.call("queue.unbind", queue=queue, exchange=exchange, arguments=arguments)
+    channel.publish(exchange, "", b"message", properties={"headers": pairs})
+    await _bodies(channel, queues[-1], 1)
+    await channel.barrier()
+    seen = [await channel.count(queue) for queue in queues[:-1]]
+    ctx.must(not any(seen), f"expected no message in queues that were unbound; seen {seen}")
+
+
+@amqp_case(
     "exchange/changes-behind-bindings-count",
     mutant="amqp-unbound-is-remembered",
     clauses=("rmq.exchange.bind",),

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.cases.amqp091.extensions import has_expirations
 from assay.conformance.wire.amqp091 import FRAME_MIN_BYTES, FRAME_OVERHEAD_BYTES
 
 _NEEDS = ("restart", "persistence")
 _PERSISTENT = {"delivery_mode": 2}
+_PROPERTIES: Mapping[str, Any] = {
+    "content-type": "text/plain",
+    "content-encoding": "none",
+    "delivery-mode": 2,
+    "priority": 3,
+    "correlation-id": "correlation",
+    "reply-to": "reply",
+    "message-id": "message",
+    "timestamp": 1_700_000_000,
+    "type": "kind",
+    "app-id": "assay",
+}
 
 
 @amqp_case(
@@ -46,13 +62,14 @@ async def definitions(ctx: AmqpContext) -> None:
 @amqp_case(
     "restart/confirmed-messages",
     mutant="amqp-messages-in-memory",
+    kills=("amqp-expirations-count-down", "amqp-priorities-of-messages-lost"),
     clauses=("basic.01", "rmq.confirm.persistent", "confirm.all-queues"),
     requires=(*_NEEDS, "publisher_confirms"),
     together=True,
     limit_s=15.0,
 )
 async def confirmed(ctx: AmqpContext) -> None:
-    """What is persistent and was confirmed is there again, whole and in its order.
+    """What is persistent and was confirmed is there again, whole, with its properties and in its order.
 
     Two queues of a fanout exchange and thirty messages of different sizes, with headers. Five are acknowledged before:
     nothing confirms that to the client, so that they may come again, in their places.
@@ -64,8 +81,9 @@ async def confirmed(ctx: AmqpContext) -> None:
         await channel.bind(queue, exchange)
     await channel.confirms()
     bodies = [f"{number} ".encode() + ctx.rng.randbytes(ctx.rng.choice((0, 100, 20_000))) for number in range(30)]
+    properties = {**_PROPERTIES, **({"expiration": "86400000"} if await has_expirations(ctx) else {})}
     for number, body in enumerate(bodies):
-        channel.publish(exchange, "k", body, properties={**_PERSISTENT, "headers": {"number": number}})
+        channel.publish(exchange, "k", body, properties={**properties, "headers": {"number": number}})
     await channel.confirmed()
     for _ in range(5):
         event = await channel.get_soon(queues[0], no_ack=False)
@@ -84,6 +102,7 @@ async def confirmed(ctx: AmqpContext) -> None:
         for body in bodies[begins:]:
             text = f"expected confirmed messages in their order; seen message {event.headers.get('number')}"
             ctx.must(event.body == body, text)
+            ctx.keeps(properties, event.properties)
             if body is not bodies[-1]:
                 event = await channel.get_soon(queue)
         ctx.must(await channel.get(queue) is None, "expected each message once; seen more")
@@ -256,3 +275,46 @@ async def auto_delete(ctx: AmqpContext) -> None:
     with ctx.own_point():
         await channel.call("queue.declare", queue=unused, passive=True)
         await channel.call("exchange.declare", exchange=unbound, type_="fanout", passive=True)
+
+
+@amqp_case(
+    "restart/declared-as-before",
+    mutant="amqp-exchange-arguments-lost-by-restart",
+    kills=(
+        "amqp-internal-exchanges-open-to-all-after-a-restart",
+        "amqp-binding-arguments-lost-by-restart",
+        "amqp-queue-arguments-lost-by-restart",
+    ),
+    clauses=("rmq.alternate-exchange", "sec.3.1.3.4.headers-all", "rmq.queue.max-length", "rmq.dlx.reasons"),
+    requires=_NEEDS,
+    together=True,
+    limit_s=15.0,
+)
+async def declared(ctx: AmqpContext) -> None:
+    """Arguments of durable queues, exchanges and bindings count after a restart as they did before.
+
+    An exchange of headers has a binding by one of them; what fits it not leads to its alternate exchange, which is
+    internal, and whose queue has room for one message and dead letters. Three messages: one by the binding, two by the
+    alternate exchange, of which the first becomes a dead letter. The alternate exchange refuses publishes.
+    """
+    await ctx.needs_argument("x-dead-letter-exchange", 5)
+    await ctx.needs_argument("x-max-length", -1)
+    channel = await ctx.channel()
+    fitting, letters = await channel.queue(shared=True), await channel.queue(shared=True)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters, "x-max-length": 1}
+    others = await channel.queue(shared=True, arguments=arguments)
+    alternate = await channel.exchange("fanout", durable=True, internal=True)
+    exchange = await channel.exchange("headers", durable=True, arguments={"alternate-exchange": alternate})
+    await channel.bind(others, alternate)
+    await channel.call("queue.bind", queue=fitting, exchange=exchange, arguments={"x-match": "all", "fits": 1})
+    await ctx.restart()
+    channel = await ctx.channel()
+    for body, fits in ((b"fits", 1), (b"first", 2), (b"second", 3)):
+        channel.publish(exchange, "", body, properties={"headers": {"fits": fits}})
+    for queue, body in ((letters, b"first"), (others, b"second"), (fitting, b"fits")):
+        with ctx.own_point():
+            event = await channel.get_soon(queue)
+        ctx.must(event.body == body, f"expected {body!r} where it leads; seen {event.body!r}")
+        ctx.must(await channel.get(queue) is None, "expected each message in one queue; seen another one")
+    channel.publish(alternate, "", b"from outside")
+    ctx.allow("basic.publish.exchange.02", await channel.outcome_of())
