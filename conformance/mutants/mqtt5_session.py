@@ -134,6 +134,12 @@ def never_expires(patch: Patch) -> None:
     _before_detach(patch, keep)
 
 
+@mutant("v5-session-expires-as-it-was-to-before", "that a client is back does not put off the end of its session")
+def expires_as_before(patch: Patch) -> None:
+    renewed = "if session.expiry_timer is not None:"
+    patch.rewrite(MqttBroker, "connect", renewed, "if session.expiry_timer is not None and not present:")
+
+
 def _change_disconnect(patch: Patch, change: Callable[[MqttConnection, Disconnect], Disconnect]) -> None:
     original = handlers.on_disconnect
 

@@ -107,23 +107,31 @@ async def expiry_zero(ctx: CaseContext) -> None:
     clauses=("MQTT-4.1.0-2",),
     requires=("persistent_sessions",),
     mutant="v5-session-never-expires",
+    kills=("v5-session-expires-as-it-was-to-before",),
     near_miss="v5-connack-says-more",
     limit_s=10.0,
 )
 async def expiry_passes(ctx: CaseContext) -> None:
     """A session is gone once its Session Expiry Interval has passed after the end of the connection.
 
-    Two sessions of 1 s and 60 s are left behind. After 3 s, which is enough for a broker that counts whole seconds,
-    the first is gone and the second is there.
+    Two sessions of 1 s and 60 s are left behind, and one of 2 s, whose client is back at once and asks for 60 s. After
+    3 s, which is enough for a broker that counts whole seconds, the first is gone and the second is there. So is the
+    third, which was connected all the while.
     """
     brief = await ctx.connect(properties=Properties(session_expiry_interval=1), name="brief")
     long = await ctx.connect(properties=LASTING, name="long")
-    await brief.disconnect()
-    await long.disconnect()
+    renewed = await ctx.connect(properties=Properties(session_expiry_interval=2), name="renewed")
+    for client in (brief, long, renewed):
+        await client.disconnect()
+    renewed = await ctx.connect(client_id=renewed.client_id, clean=False, properties=LASTING, name="renewed, connected")
     await pass_time(ctx, 3.0)
     back = await ctx.connect(client_id=brief.client_id, clean=False, name="brief back")
     back.expect_new_session()
     await resume(ctx, long.client_id, name="long back")
+    await renewed.disconnect()
+    back = await ctx.connect(client_id=renewed.client_id, clean=False, name="renewed back")
+    seen = describe(back.connack)
+    ctx.must(back.connack.session_present, f"renewed back: expected the session that was connected; seen {seen}")
 
 
 @case(
