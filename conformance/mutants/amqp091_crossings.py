@@ -10,6 +10,8 @@ from assay.conformance.mutants.amqp091 import Row, register_rewrites
 from assay.reference_broker.amqp091 import dead_letters, declarations, queue_settings
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.dead_letters import DeadLetterExchange
+from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import routes
 from assay.reference_broker.amqp091.topology.tables import HeadersTable
 from assay.reference_broker.amqp091.topology.virtual_host import Removed, VirtualHost
@@ -85,6 +87,23 @@ _ROWS: dict[str, Row] = {
         "remove",
         "_, places = self._patterns.pop(binding)",
         "_, places = self._patterns[binding][0], self._patterns[binding][1][:1]",
+    ),
+    "amqp-declarations-are-no-use": (
+        "a queue expires although it is declared again",
+        Amqp091,
+        "declare",
+        "if use is not None:\n            self._touch(vhost, found, use, now)",
+        "pass",
+    ),
+    "amqp-confirmed-by-two-queues": (
+        "a publish is confirmed for what two of its queues say, however many it has",
+        Publishing,
+        "decided",
+        "if not run.first_tag or not run.messages:\n        return",
+        (
+            "if not run.first_tag or not run.messages:\n        return\n"
+            "    run.failed -= {at for queues, some in run.by_route.items() if len(queues) > 2 for at in some}"
+        ),
     ),
     "amqp-gets-are-no-use": (
         "a queue expires although it is asked for messages",

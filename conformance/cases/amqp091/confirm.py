@@ -157,13 +157,15 @@ async def all_queues(ctx: AmqpContext) -> None:
 @amqp_case(
     "confirm/a-full-queue-refuses",
     mutant="amqp-full-queues-confirm",
+    kills=("amqp-confirmed-by-two-queues",),
     clauses=("rmq.confirm.reject-publish", "rmq.queue.max-length"),
     requires=_CONFIRMS,
 )
 async def reject_publish(ctx: AmqpContext) -> None:
     """A full queue with x-overflow reject-publish answers a publish by a nack, and keeps what it has.
 
-    A length of one; when that message is taken, there is room again.
+    A length of one, also where two other queues take what their exchange brings to all three; when that message is
+    taken, there is room again.
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-overflow", "assay-nonsense")
@@ -171,10 +173,14 @@ async def reject_publish(ctx: AmqpContext) -> None:
     await channel.confirms()
     channel.publish("", queue, b"first")
     await channel.confirmed()
-    channel.publish("", queue, b"second")
-    event = await channel.expect("basic.ack", "basic.nack")
-    ctx.must(event.name == "basic.nack", "expected a nack from a full queue; seen an ack")
-    ctx.note_confirm(channel, event)
+    exchange = await channel.exchange("fanout")
+    for each in (await channel.queue(), await channel.queue(), queue):
+        await channel.bind(each, exchange)
+    for to, key in (("", queue), (exchange, "")):
+        channel.publish(to, key, b"second")
+        event = await channel.expect("basic.ack", "basic.nack")
+        ctx.must(event.name == "basic.nack", "expected a nack from a full queue; seen an ack")
+        ctx.note_confirm(channel, event)
     event = await channel.get_soon(queue)
     ctx.must(event.body == b"first", f"expected what the queue had; seen {event.body!r}")
     channel.publish("", queue, b"third")

@@ -285,21 +285,33 @@ async def both_limits(ctx: AmqpContext) -> None:
     ctx.must(body[:1] == b"b", f"expected the newest one; seen a message of {body[:1]!r}")
 
 
-@amqp_case("extensions/gets-put-the-end-off", mutant="amqp-gets-are-no-use", clauses=("rmq.queue.expires",))
+@amqp_case(
+    "extensions/gets-put-the-end-off",
+    mutant="amqp-gets-are-no-use",
+    kills=("amqp-declarations-are-no-use",),
+    clauses=("rmq.queue.expires",),
+)
 async def gets_are_uses(ctx: AmqpContext) -> None:
-    """A queue that is asked for messages is used, and lives for x-expires from then on.
+    """A queue that is asked for messages, or declared again, is used, and lives for x-expires from then on.
 
-    800 ms; it is asked ten times, with 150 ms between, and then still there.
+    800 ms; one queue is asked and another one declared ten times, with 150 ms between, and both are then still there.
     """
     ctx.is_timed = True
     channel = await ctx.channel()
     await ctx.needs_argument("x-expires", 0)
     watch = Stopwatch()
-    queue = await ctx.queue_with(channel, {"x-expires": 800 * ctx.stretch})
+    arguments = {"x-expires": 800 * ctx.stretch}
+    queue, declared = [await ctx.queue_with(channel, arguments) for _ in range(2)]
+    channel.publish("", declared, b"kept")
+    with watch.judging_before(0.8 * ctx.stretch):
+        await channel.count_becomes(declared, 1)
     for _ in range(10):
         with watch.judging_before(0.8 * ctx.stretch):
             await asyncio.sleep(0.15 * ctx.stretch)
             asked = Stopwatch()
             outcome = await channel.outcome("basic.get", queue=queue, no_ack=True)
             ctx.must(outcome == "ok", f"expected a queue that is asked again and again to live on; seen {outcome}")
+            answer = await channel.call("queue.declare", queue=declared, exclusive=True, arguments=arguments)
+            kept = answer["message-count"]
+            ctx.must(kept == 1, f"expected a queue that is declared again and again to live on; seen {kept} messages")
         watch = asked
