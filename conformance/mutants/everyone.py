@@ -297,6 +297,20 @@ def topics_apart(patch: Patch) -> None:
 
 
 @variation(
+    "any-qos-apart",
+    "messages of QoS 2 overtake those of QoS 1",
+    freedom="4.6, as above; 4.4 orders what is sent again, so sessions that are kept are left alone",
+)
+def qos_apart(patch: Patch) -> None:
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        is_first_level = frame[0] >> 4 == PacketType.PUBLISH and frame[0] & 0x06 == 0x02
+        waits = is_first_level and not topic_of(frame).startswith(b"$queue/") and not is_kept(connection)
+        return waits, _OVERTAKEN_S if waits else 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
     "any-shares-in-any-order",
     "of the messages of a topic that come to a client for shares alone, every other one is overtaken by the next",
     freedom="4.6.0-6: the order of a topic is that of subscriptions that are not shared",

@@ -14,7 +14,17 @@ from assay.conformance.mutants.output_order import _Outbox, frames_of, topic_of
 from assay.conformance.nursery import Nursery
 from assay.conformance.registry import unproven_case_ids
 from assay.conformance.self_check import BASELINE, EVERYONE, PATIENCE_S, Check, _check_all, work_of
-from assay.conformance.wire import Connack, Pingresp, Puback, Publish, Subscription, encode
+from assay.conformance.wire import (
+    Connack,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscription,
+    encode,
+)
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 FREE = {name: entry for name, entry in mutants.all_mutants().items() if entry.freedom and not entry.minutes}
@@ -68,6 +78,16 @@ async def _orders_levels(ctx: CaseContext) -> None:
     client.send(Publish(topic=ctx.topic(), qos=1, packet_id=1), Publish(topic=ctx.topic()))
     for qos in (1, 0):
         seen = await client.expect(Publish, skipping=(Puback,))
+        ctx.must(seen.qos == qos, f"expected QoS {qos}")
+
+
+async def _orders_confirmed_levels(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    await client.subscribe(Subscription(filter=ctx.topic(), qos=2))
+    client.send(Publish(topic=ctx.topic(), qos=1, packet_id=1), Publish(topic=ctx.topic(), qos=2, packet_id=2))
+    client.send(Pubrel(packet_id=2))
+    for qos in (1, 2):
+        seen = await client.expect(Publish, skipping=(Puback, Pubrec, Pubcomp))
         ctx.must(seen.qos == qos, f"expected QoS {qos}")
 
 
@@ -126,6 +146,7 @@ def test_who_is_accused_once_in_two_runs_is_told_of(nursery: Nursery) -> None:
         ("any-pingresp-first", _trusts_pingresp),
         ("any-topics-apart", _orders_topics),
         ("any-qos-0-first", _orders_levels),
+        ("any-qos-apart", _orders_confirmed_levels),
         ("any-late-acknowledgements", _has_no_time),
     ],
 )

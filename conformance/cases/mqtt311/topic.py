@@ -71,13 +71,15 @@ async def multi_level(ctx: CaseContext) -> None:
     clauses=("MQTT-4.7.2-1",),
     requires=("wildcards",),
     mutant="v3-wildcards-match-dollar-topics",
+    kills=("cross-dollar-retained-by-wildcards",),
     near_miss="v3-dollar-topics-end-the-connection",
 )
 async def dollar(ctx: CaseContext) -> None:
     """A filter that starts with a wildcard matches no topic that starts with $.
 
-    One client subscribes to #, one to +/ and the rest of the topic; a message is published below $assay. A broker may
-    refuse such a message, and end the connection on which it comes, but must not hand it to them.
+    One client subscribes to #, one to +/ and the rest of the topic; a message is published below $assay, with RETAIN 1.
+    A broker may refuse such a message, and end the connection on which it comes, but must hand it neither to them nor
+    to one that subscribes to the latter filter behind it.
     """
     rest = ctx.topic("private")
     topic = f"$assay/{rest}"
@@ -87,11 +89,14 @@ async def dollar(ctx: CaseContext) -> None:
         watcher.skip_malformed = True  # # brings what others publish, wrong topics among it
         await watcher.subscribe(filter_)
         outsider = await ctx.connect(name=f"outsider {name}")
-        outsider.send(Publish(topic=topic, payload=b"private"))
+        outsider.send(Publish(topic=topic, payload=b"private", retain=True))
         await ends(outsider)
-        for packet in await ctx.messages_before_marker(publisher, watcher):
-            if isinstance(packet, Publish) and packet.topic == topic:
-                ctx.fail(f"{name}: expected nothing of {topic}; seen {describe(packet)}")
+        late = await ctx.connect(name="late")
+        await late.subscribe(f"+/{rest}")
+        for client in (watcher, late):
+            for packet in await ctx.messages_before_marker(publisher, client):
+                if isinstance(packet, Publish) and packet.topic == topic:
+                    ctx.fail(f"{client.name}: expected nothing of {topic}; seen {describe(packet)}")
 
 
 @case(
