@@ -1,4 +1,4 @@
-"""Who may administer queues over MQTT, and the way in for their requests."""
+"""Who may administer queues over MQTT, and the way in for requests: of administration, and about transactions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from assay.reference_broker.core.access import Grants
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
+from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import QueueError, QueueErrorCode
@@ -31,6 +32,21 @@ def request(connection: Asking, message: Message, now: float, on_done: Confirm) 
         on_done(QueueError(QueueErrorCode.NOT_ALLOWED, "this client may not administer queues"))
         return
     admin.request(message, _anywhere if grants is None else grants.may_publish, now, on_done)
+
+
+def request_transaction(
+    connection: Asking, message: Message, now: float, told: list[tuple[str, str]], on_done: Confirm
+) -> None:
+    """Likewise, about producers and transactions; the texts of the answer are added to ``told`` before."""
+    grants, session = connection.grants, connection.session
+    assert session is not None
+
+    def answered(error: QueueError | None, found: tuple[tuple[str, str], ...]) -> None:
+        told.extend(found)
+        on_done(error)
+
+    may_publish = _anywhere if grants is None else grants.may_publish
+    transaction_requests.request(connection.broker, message, may_publish, session, now, answered)
 
 
 def may_subscribe(connection: Asking, topic_filter: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.core.routing import Route
@@ -17,14 +17,13 @@ from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.ack_runs import ACK_LEVEL
 from assay.reference_broker.mqtt.batches.runs import AlikeRun, MixedRun
 from assay.reference_broker.mqtt.connections import administration, handlers
-from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks
+from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks, settle_inbound
 from assay.reference_broker.mqtt.connections.queue_batches import QueueBatches
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
 from assay.reference_broker.mqtt.queue_topics.publish_properties import wants_receipt
 from assay.reference_broker.mqtt.queue_topics.served_topics import SERVED_PREFIXES
 from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
-from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.session import LARGE_BYTES, MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
@@ -32,7 +31,7 @@ from assay.reference_broker.mqtt.wire.packets import V5, Publish
 from assay.reference_broker.mqtt.wire.publish_encoder import check_response_topic, message_from
 from assay.reference_broker.mqtt.wire.wire_types import decode_string, encode_variable_integer
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs, ignore
+from assay.reference_broker.queues.jobs.confirms import Stored, StoredAs, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
 from assay.reference_broker.routing.message import Message, text_bytes
 from assay.reference_broker.routing.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
@@ -104,6 +103,11 @@ class Plan:
         self.targets, self.max_frame_bytes, self.is_lowered = other.targets, other.max_frame_bytes, other.is_lowered
 
 
+_NO_PLANS: Final[tuple[dict[bytes, Plan], ...]] = ({}, {}, {})
+"""What a connection has until it has plans to keep: most connections are idle, and are to take little memory."""
+_NO_PLANS_BELOW: Final[tuple[dict[bytes, Plan | None], ...]] = ({}, {}, {})
+
+
 class _Targets(NamedTuple):
     """Who gets the packets of a plan as they are, and as long as what this holds for."""
 
@@ -132,12 +136,12 @@ class Inbound(PublishAcks):
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
         self._max_levels = connection.broker.config.mqtt.max_topic_levels
-        self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
+        self.max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._alias_bytes = 0
-        self._plans: tuple[dict[bytes, Plan], ...] = ({}, {}, {})
+        self._plans = _NO_PLANS
         """By QoS, then by the bytes of the topic."""
-        self._plans_below: tuple[dict[bytes, Plan | None], ...] = ({}, {}, {})
+        self._plans_below = _NO_PLANS_BELOW
         """By QoS, then by the topic above: of the topics right below it whose last level no filter has."""
         self._is_full = False
         """It has as many plans as it may: no topic gets one of its own any more, until so many had none."""
@@ -146,9 +150,9 @@ class Inbound(PublishAcks):
         self._plan_bytes = 0
         self._plan_room = 0
         """What is left of these."""
-        self._plan_memory = connection.broker.plan_memory
         self._last_targets: _Targets | None = None
-        self._queue_batches = QueueBatches(connection, self)
+        self._queue_batches: QueueBatches | None = None
+        """Made when its first packet to a queue comes."""
         self.refused = b""
         """A chunk with a run that no lane took, and where that run ends: its packets are taken one by one, and none of
         them is looked at for a run again."""
@@ -172,6 +176,10 @@ class Inbound(PublishAcks):
         """Nobody asks it anything any more: leave no reference cycle."""
         del self._connection, self._queue_batches
 
+    def _make_queue_batches(self) -> QueueBatches:
+        batches = self._queue_batches = QueueBatches(self._connection, self)
+        return batches
+
     def forget(self) -> None:
         """As :class:`Rememberer`: forget the plans."""
         for plans, below in zip(self._plans, self._plans_below, strict=True):
@@ -194,7 +202,7 @@ class Inbound(PublishAcks):
             self._forget_plans()
         # Some more than that at once: clients that publish to many topics need a new plan for most packets.
         more = max(size, min(self._plan_bytes, _CLAIM_BYTES, MAX_PLAN_BYTES - self._plan_bytes))
-        self._plan_memory.take(self, more)
+        self._broker.plan_memory.take(self, more)
         self._plan_bytes += more
         self._plan_room += more - size
 
@@ -210,9 +218,13 @@ class Inbound(PublishAcks):
             if header == 0x32 and five and self._config.maximum_qos:
                 ended = 0
                 if data.endswith(ACK_LEVEL, body, topic_end):
-                    ended = self._queue_batches.on_ack_run(data, start, body, topic_end, end, now)
+                    ended = (self._queue_batches or self._make_queue_batches()).on_ack_run(
+                        data, start, body, topic_end, end, now
+                    )
                 elif payload_at <= end and data.startswith(_QUEUE_START, body + 2):
-                    ended = self._queue_batches.on_publishes(data, start, body, topic_end, end, now)
+                    ended = (self._queue_batches or self._make_queue_batches()).on_publishes(
+                        data, start, body, topic_end, end, now
+                    )
                 if ended:
                     return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
@@ -255,7 +267,11 @@ class Inbound(PublishAcks):
         elif (
             plan.is_queue
             and qos == 1
-            and (run_end := self._queue_batches.on_publishes(data, start, body, topic_end, end, now))
+            and (
+                run_end := (self._queue_batches or self._make_queue_batches()).on_publishes(
+                    data, start, body, topic_end, end, now
+                )
+            )
         ):
             return run_end
         self.on_plain(plan, qos, data, topic_end, payload_at, end, now)
@@ -454,6 +470,8 @@ class Inbound(PublishAcks):
                 return plan
             self._forget_plans()
         self._pay_for_plan(topic_bytes)
+        if self._plans is _NO_PLANS:
+            self._plans = ({}, {}, {})
         self._plans[qos][topic_bytes] = plan
         self._is_full = sum(map(len, self._plans)) >= MAX_PLANS
         return plan
@@ -499,6 +517,8 @@ class Inbound(PublishAcks):
             self._forget_plans()
         plan = None if self.is_too_deep(topic + _ANY_LEVEL) else Plan(topic + _ANY_LEVEL)
         self._pay_for_plan(above)
+        if self._plans_below is _NO_PLANS_BELOW:
+            self._plans_below = ({}, {}, {})
         self._plans_below[qos][above] = plan
         return plan
 
@@ -537,7 +557,7 @@ class Inbound(PublishAcks):
         connection = self._connection
         sessions_epoch = self._broker.tree.sessions_epoch
         targets: list[MqttConnection] = []
-        max_frame_bytes = min(self._max_payload_bytes, self._config.max_packet_bytes)
+        max_frame_bytes = min(self.max_payload_bytes, self._config.max_packet_bytes)
         lowered = 0
         for merged in route.entries:
             entry = merged.own if merged.subscriber is connection.session else merged
@@ -669,14 +689,14 @@ class Inbound(PublishAcks):
         topic = message.topic
         if (topic[:1] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
             return
-        if len(message.payload) > self._max_payload_bytes or topic.count("/") >= self._max_levels:
+        if len(message.payload) > self.max_payload_bytes or topic.count("/") >= self._max_levels:
             self._traffic.dropped += 1
             return
         if topic.startswith(ADMIN_PREFIX):
             administration.request(self._connection, message, now, ignore)
             return
         if topic.startswith(TRANSACTION_PREFIX):
-            self._request_transaction(message, now, [], ignore)
+            administration.request_transaction(self._connection, message, now, [], ignore)
             return
         with contextlib.suppress(QueueError):
             self._broker.publish(message, self._connection.session, now)
@@ -696,7 +716,7 @@ class Inbound(PublishAcks):
         grants = connection.grants
         topic = message.topic
         allowed = grants is None or grants.may_publish(topic)
-        fits = len(message.payload) <= self._max_payload_bytes and topic.count("/") < self._max_levels
+        fits = len(message.payload) <= self.max_payload_bytes and topic.count("/") < self._max_levels
         error: QueueError | None = None
         matched = False
         try:
@@ -707,7 +727,7 @@ class Inbound(PublishAcks):
                     self._publish_to_queue(session, message, packet_id, now)
                     return
                 if is_sys_topic(topic):
-                    raise _sys_refusal()
+                    raise self._refusal(topic, allowed=True, fits=True)
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
             error = refused.bare()
@@ -724,7 +744,7 @@ class Inbound(PublishAcks):
     def _refusal(self, topic: str, *, allowed: bool, fits: bool) -> QueueError:
         """Why a message may not be published."""
         if is_sys_topic(topic):
-            return _sys_refusal()
+            return QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
         if not allowed:
             return QueueError(QueueErrorCode.NOT_ALLOWED, "the access rules do not allow this topic")
         if self.is_too_deep(topic):
@@ -732,7 +752,7 @@ class Inbound(PublishAcks):
             return QueueError(QueueErrorCode.BAD_ADDRESS, text)
         if not fits:
             # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
-            return QueueError(QueueErrorCode.TOO_LARGE, f"a payload has at most {self._max_payload_bytes} bytes here")
+            return QueueError(QueueErrorCode.TOO_LARGE, f"a payload has at most {self.max_payload_bytes} bytes here")
         return QueueError(QueueErrorCode.LIMIT, "the packet ids that are not released take too much memory")
 
     def _publish_to_queue(self, session: Session, message: Message, packet_id: int, now: float) -> None:
@@ -760,7 +780,7 @@ class Inbound(PublishAcks):
         if message.topic.startswith(ADMIN_PREFIX):
             administration.request(connection, message, now, confirmed)
         elif message.topic.startswith(TRANSACTION_PREFIX):
-            self._request_transaction(message, now, told, confirmed)
+            administration.request_transaction(connection, message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
         memory = self._broker.engine.memory
@@ -770,30 +790,3 @@ class Inbound(PublishAcks):
             # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
             self.must_wait = True
             self._broker.waiting_publishers[connection] = None
-
-    def _request_transaction(self, message: Message, now: float, told: list[tuple[str, str]], on_done: Confirm) -> None:
-        grants = self._connection.grants
-
-        def answered(error: QueueError | None, found: tuple[tuple[str, str], ...]) -> None:
-            told.extend(found)
-            on_done(error)
-
-        may_publish = _anywhere if grants is None else grants.may_publish
-        session = self._connection.active_session
-        transaction_requests.request(self._broker, message, may_publish, session, now, answered)
-
-
-def settle_inbound(session: Session, packet_id: int, error: QueueError | None) -> None:
-    """The broker has, or refused, a QoS 2 message: its id may be acknowledged, or is free again."""
-    if error is None:
-        session.inbound_qos2[packet_id] = True
-    else:
-        session.inbound_qos2.pop(packet_id, None)
-
-
-def _sys_refusal() -> QueueError:
-    return QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
-
-
-def _anywhere(_topic: str) -> bool:
-    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.connections import handlers
@@ -33,21 +33,27 @@ class PendingAck:
         self.qos1 = qos1
 
 
+_NONE_PENDING: Final[deque[PendingAck]] = deque(maxlen=0)
+"""What a connection has until acknowledgements wait. An empty deque takes 600 bytes, and most connections are idle."""
+_NONE_LEFT_OVER: Final[set[int]] = set()
+"""Likewise; such sets only shrink."""
+
+
 class PublishAcks:
     """The answering half of ``mqtt.connections.inbound.Inbound``: a base class, so that it costs no call."""
 
     def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection
         self._config = connection.broker.config.mqtt
-        self._pending_acks: deque[PendingAck] = deque()
+        self._pending_acks = _NONE_PENDING
         self._pending_qos1 = 0
-        self._left_over: set[int] = set()
+        self._left_over = _NONE_LEFT_OVER
         """QoS 2 ids from earlier connections: they do not count until they are used again (5.0 4.9)."""
 
     def begin(self) -> None:
         """The client has its session: its quota starts anew."""
         session = self._connection.active_session
-        self._left_over = set(session.inbound_qos2)
+        self._left_over = set(session.inbound_qos2) if session.inbound_qos2 else _NONE_LEFT_OVER
         session.recount_ids()
 
     @property
@@ -57,7 +63,7 @@ class PublishAcks:
 
     def forget_acks(self) -> None:
         """The connection is over."""
-        self._pending_acks.clear()
+        self._pending_acks = _NONE_PENDING
         self._pending_qos1 = 0
 
     def _no_packet_id(self) -> ProtocolError:
@@ -120,6 +126,8 @@ class PublishAcks:
 
     def _wait(self, data: bytes | None, qos1: int) -> PendingAck:
         slot = PendingAck(data, qos1)
+        if self._pending_acks is _NONE_PENDING:
+            self._pending_acks = deque()
         self._pending_acks.append(slot)
         self._pending_qos1 += qos1
         return slot
@@ -156,3 +164,11 @@ class PublishAcks:
         else:
             for packet_id in packet_ids:
                 self.on_pubrel(packet_id)
+
+
+def settle_inbound(session: Session, packet_id: int, error: QueueError | None) -> None:
+    """The broker has, or refused, a QoS 2 message: its id may be acknowledged, or is free again."""
+    if error is None:
+        session.inbound_qos2[packet_id] = True
+    else:
+        session.inbound_qos2.pop(packet_id, None)

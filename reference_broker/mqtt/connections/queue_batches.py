@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.jobs.confirms import Confirm
 
 _PUBACK_START = b"\x40\x02"
-_UNLIMITED_BYTES = 1 << 32
 _LOOK_AGAIN = 4
 """Packets behind one that begins no batch."""
 MAX_TOPICS = 64
@@ -58,7 +57,6 @@ class QueueBatches:
         self._reader = PublishBatchReader()
         self._topics: dict[bytes, str] = {}
         """Topics of runs, by their bytes."""
-        self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
 
     def on_publishes(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
         """QoS 1 to a queue: enqueued by partition with those behind it. Returns their end; 0: nothing was done."""
@@ -79,7 +77,9 @@ class QueueBatches:
             return True
 
         five = self._connection.version == V5
-        batch = self._reader.read(data, start, body, end, topic_field, joins, self._max_payload_bytes, five=five)
+        batch = self._reader.read(
+            data, start, body, end, topic_field, joins, self._inbound.max_payload_bytes, five=five
+        )
         if len(batch.payloads) >= FEWEST and self._enqueue(places, batch, now):
             return batch.end
         # Where each packet has an option, not each is looked at for a batch.

@@ -461,7 +461,7 @@ class MqttBroker(Broker):
         if not queue_consumers.leave(self, session, topic_filter, now):
             self.tree.remove(session, subscription)
         if subscription.share_name is not None:
-            session.left_shares.add(topic_filter)
+            session.left_shares[topic_filter] = None
         self.tell(EventKind.UNSUBSCRIBED, session, "mqtt", filter=topic_filter)
         return True
 
@@ -477,7 +477,7 @@ class MqttBroker(Broker):
 
         What was begun to be sent is completed (3.10.4-3), and the session keeps what nobody else would get.
         """
-        left, session.left_shares = session.left_shares, set()
+        left, session.left_shares = session.left_shares, {}
         elsewhere = [
             share for share in left if (group := self.tree.shared_group(share)) is not None and group.is_served
         ]
