@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_numbers import Count, Range
 
 
 class Transport(StrEnum):
@@ -71,7 +73,7 @@ class TlsConfig(Section, frozen=True, kw_only=True):
     require_client_certificate: bool = False
     use_certificate_name_as_username: bool = False
     """The common name of the client's certificate is its user name and needs no password; otherwise it is ignored."""
-    handshake_timeout_s: float = 10.0
+    handshake_timeout_s: Annotated[float, Range(0, 300, above=True)] = 10.0
 
 
 class WebSocketConfig(Section, frozen=True, kw_only=True):
@@ -81,18 +83,18 @@ class WebSocketConfig(Section, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Origins of the web pages that may connect, as in ``https://app.example``; empty = any. Clients that are no
     browsers send no origin and may always connect."""
-    max_handshake_bytes: int = 8_192
-    max_message_bytes: int = 16 * 1024 * 1024
+    max_handshake_bytes: Annotated[int, Range(256, 65_536)] = 8_192
+    max_message_bytes: Count = 16 * 1024 * 1024
     """Largest WebSocket message of a client; it may hold many MQTT packets, or a part of one."""
 
 
 class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    port: int = _USUAL_PORT
+    port: Annotated[int, Range(0, 65_535)] = _USUAL_PORT
     """0 = any free port. Without one, that of the first protocol: 1883, 5672, 8080, 9000, 5683."""
     protocols: tuple[ListenerProtocol, ...] = (ListenerProtocol.MQTT,)
     """Among several, a client's first bytes say which it speaks."""
-    max_connections: int = 20_000
+    max_connections: Count = 20_000
     transport: Transport = Transport.TCP
     websocket: WebSocketConfig = WebSocketConfig()
     tls: TlsConfig | None = None
@@ -114,10 +116,6 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append(f"protocols: {alone[0].value} has a port of its own")
     if not websocket.path.startswith("/"):
         problems.append(f"websocket.path must start with '/', not be {websocket.path!r}")
-    if not 256 <= websocket.max_handshake_bytes <= 65_536:
-        problems.append("websocket.max_handshake_bytes must be 256 to 65536")
-    if websocket.max_message_bytes < 1:
-        problems.append("websocket.max_message_bytes must be at least 1")
     if listener.transport is Transport.TCP and websocket != WebSocketConfig():
         problems.append("websocket has settings, but transport is tcp: write transport: websocket")
     if tls is None:
@@ -126,8 +124,6 @@ def listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("tls: CoAP has DTLS in its place, which is not spoken here: put a proxy in front")
     if tls.minimum_version is not TlsVersion.V1_2 and ListenerProtocol.GRPC in listener.protocols:
         problems.append("tls.minimum_version: a listener for grpc always takes TLS 1.2, too")
-    if not 0 < tls.handshake_timeout_s <= 300:
-        problems.append("tls.handshake_timeout_s must be over 0 and at most 300")
     if tls.require_client_certificate and not tls.client_certificate_authority:
         problems.append("tls.require_client_certificate needs tls.client_certificate_authority")
     if tls.use_certificate_name_as_username and not tls.require_client_certificate:

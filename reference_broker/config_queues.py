@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_numbers import Count, Positive, Range
 from assay.reference_broker.config_schemas import SchemaCheckConfig
 from assay.reference_broker.config_tenants import TenantConfig
 from assay.reference_broker.config_webhooks import webhook_problem
+
+MIN_SEGMENT_BYTES = 4_096
+MAX_PRIORITY_LEVELS = 256
 
 
 class Durability(StrEnum):
@@ -115,7 +119,7 @@ class RetentionConfig(Section, frozen=True, kw_only=True):
     """Delete also what a group still needs."""
     keep_settled: bool = False
     """Keep what every group has settled: a stream, of which these limits alone delete anything. None of it expires."""
-    segment_bytes: int = 0
+    segment_bytes: Annotated[int, Range(MIN_SEGMENT_BYTES, or_zero=True)] = 0
     """Of these segments; 0 = ``queues.segment_bytes``."""
 
     @property
@@ -168,18 +172,18 @@ class GroupConfig(Section, frozen=True, kw_only=True):
 
     assignor: Assignor = Assignor.RANGE
     protocol: RebalanceProtocol = RebalanceProtocol.EAGER
-    session_timeout_s: float = 30.0
+    session_timeout_s: Annotated[float, Range(0.01, 86_400)] = 30.0
     """A member without connection that sends no heartbeat for so long is removed."""
-    rebalance_timeout_s: float = 60.0
+    rebalance_timeout_s: Annotated[float, Range(0.01, 86_400)] = 60.0
     """Cooperative: a revoked partition waits so long for its settlements, then they are taken back."""
-    auto_commit_interval_s: float = 5.0
+    auto_commit_interval_s: Annotated[float, Range(0.01, 86_400)] = 5.0
     """Consumers with automatic commit: what they received is settled this often."""
-    max_consumers: int = 10_000
+    max_consumers: Count = 10_000
     """Of one group; over it SUBSCRIBE is refused (0x97, in 3.1.1 0x80)."""
     start: GroupStart = GroupStart.EARLIEST
     max_in_flight: int = 0
     """Unsettled deliveries of all consumers of a group together; 0 = no limit but those of its consumers."""
-    max_pending: int = 100_000
+    max_pending: Count = 100_000
     """Messages that a group has got and not settled: in flight, waiting for a retry, or becoming dead letters.
 
     At the limit it gets no new ones, but still those that it had before.
@@ -191,11 +195,11 @@ class PriorityConfig(Section, frozen=True, kw_only=True):
 
     enabled: bool = True
     """False: the ``priority`` of a message is ignored."""
-    weights: tuple[int, int, int, int, int] = (50, 25, 15, 7, 3)
+    weights: Annotated[tuple[int, int, int, int, int], Range(1, 1_000_000)] = (50, 25, 15, 7, 3)
     """Messages of critical, high, normal, low and background per round."""
     starvation_s: float = 30.0
     """A lane whose message waited so long without the lane being served is served next; 0 = never."""
-    levels: int = 0
+    levels: Annotated[int, Range(0, MAX_PRIORITY_LEVELS)] = 0
     """So many exact priorities instead, up to 256, as ``x-max-priority`` of AMQP asks for them: the highest is always
     first, whatever the weights, and a message without priority has 0. Fixed for the life of a queue; 0 = the lanes."""
 
@@ -205,8 +209,8 @@ class DeadLetterConfig(Section, frozen=True, kw_only=True):
 
     alert_webhook: str = ""
     """Where a POST tells of every dead letter, an ``https://`` or ``http://`` URL; empty = nowhere."""
-    alert_attempts: int = 5
-    alert_timeout_s: float = 5.0
+    alert_attempts: Annotated[int, Range(1, 20)] = 5
+    alert_timeout_s: Annotated[float, Range(0.1, 60)] = 5.0
     """For one attempt as a whole."""
 
 
@@ -224,7 +228,7 @@ class SlowConsumerConfig(Section, frozen=True, kw_only=True):
     """Slow consumers; what they hold goes to others."""
 
     action: SlowConsumerAction = SlowConsumerAction.NONE
-    after_s: float = 60.0
+    after_s: Positive = 60.0
     """So long at its limit of unsettled deliveries, or not reading, without settling any."""
 
 
@@ -232,11 +236,11 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
     name: str
-    partitions: int = 10
+    partitions: Annotated[int, Range(1, 1_024)] = 10
     durability: Durability = Durability.FSYNC
     compression: Compression = Compression.NONE
     ordering: Ordering = Ordering.PARTITION
-    delivery_timeout_s: float = 30.0
+    delivery_timeout_s: Positive = 30.0
     retry: RetryConfig = RetryConfig()
     dead_letters: bool = True
     max_message_bytes: int = 1_048_576
@@ -252,9 +256,9 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     expired_to_dead_letters: bool = False
     """Expired messages go to the dead-letter queue (reason TTL_EXPIRED) instead of being dropped."""
     retention: RetentionConfig = RetentionConfig()
-    max_in_flight: int = 1_000
+    max_in_flight: Count = 1_000
     """Unsettled deliveries per consumer."""
-    max_groups: int = 1_000
+    max_groups: Count = 1_000
     """Consumer groups of the queue; over it SUBSCRIBE is refused likewise."""
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
@@ -265,7 +269,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     partitioner: PartitionerKind = PartitionerKind.FNV1A
     ephemeral: bool = False
     """In memory, and deleted with all it holds when it had no consumer for ``expires_after_s``."""
-    expires_after_s: float = 300.0
+    expires_after_s: Annotated[float, Range(0.01, 31_536_000)] = 300.0
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
     schema: SchemaCheckConfig = SchemaCheckConfig()
@@ -280,22 +284,22 @@ class QueueConfig(Section, frozen=True, kw_only=True):
 class TransactionsConfig(Section, frozen=True, kw_only=True):
     """Limits of transactions and their producers."""
 
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
     """A transaction that is open so long is aborted, unless it asked for another time."""
-    max_timeout_s: float = 900.0
-    max_open: int = 1_000
-    max_open_per_user: int = 250
+    max_timeout_s: Positive = 900.0
+    max_open: Count = 1_000
+    max_open_per_user: Count = 250
     """Of one user, or of one client id where the client has no verified name."""
-    max_partitions: int = 1_000
+    max_partitions: Count = 1_000
     """Per transaction."""
-    max_messages: int = 10_000
+    max_messages: Count = 10_000
     """Messages and acknowledgements per transaction."""
     max_bytes: int = 67_108_864
     """Bytes of messages per transaction."""
-    max_transactional_ids: int = 10_000
-    max_transactional_ids_per_user: int = 2_500
+    max_transactional_ids: Count = 10_000
+    max_transactional_ids_per_user: Count = 2_500
     """Those that belong to one verified user."""
-    id_expiry_s: float = 604_800.0
+    id_expiry_s: Positive = 604_800.0
     """A transactional id that was not used so long may be forgotten when there are too many."""
 
 
@@ -305,8 +309,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     profile: Profile = Profile.FLUXMQ
     auto_create: bool = True
     """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
-    max_queues: int = 1_000
-    max_partitions: int = 20_000
+    max_queues: Count = 1_000
+    max_partitions: Count = 20_000
     """Of all queues together, those of dead letters included; over it no queue is created (0x97)."""
     max_groups: int = 10_000
     """Consumer groups of all queues together; over it a new one is refused (0x97)."""
@@ -318,14 +322,14 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     """Pattern of queue names (``*`` = any characters, ``?`` = one) -> overrides; of several, later ones win."""
     configured: tuple[QueueConfig, ...] = ()
     admin_topics: AdminTopics = AdminTopics.AUTO
-    stats_interval_s: float = 1.0
+    stats_interval_s: Annotated[float, Range(0.1, 86_400)] = 1.0
     """How often who subscribes to ``$admin/queue/<queue>/stats`` gets figures."""
     transactions: TransactionsConfig = TransactionsConfig()
     tenants: tuple[TenantConfig, ...] = ()
-    sync_interval_s: float = 1.0
-    retention_interval_s: float = 10.0
+    sync_interval_s: Positive = 1.0
+    retention_interval_s: Positive = 10.0
     """How often the retention limits of queues are applied."""
-    segment_bytes: int = 64 * 1024 * 1024
+    segment_bytes: Count = 64 * 1024 * 1024
     """A segment file that has reached it is sealed."""
     segment_age_s: float = 3_600.0
     """So is one whose first message is that old; 0 = whatever its age."""
@@ -337,16 +341,12 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
 
 
 MAX_TOPICS = 1_000
-MIN_SEGMENT_BYTES = 4_096
-MAX_PRIORITY_LEVELS = 256
 _NOT_BOUND = ("$dlq", "$SYS", "$share", "$admin")
 
 
 def binding_problems(queue: QueueConfig) -> list[str]:
-    """What is wrong with how messages get into a queue and when it ends."""
+    """What is wrong with the bindings of a queue."""
     problems: list[str] = []
-    if not 1 <= queue.partitions <= 1_024:
-        problems.append(f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}")
     if len(queue.topics) > MAX_TOPICS:
         problems.append(f"queues.{queue.name}.topics may be at most {MAX_TOPICS} filters")
     for topic_filter in queue.topics:
@@ -360,68 +360,17 @@ def binding_problems(queue: QueueConfig) -> list[str]:
         else:
             continue
         problems.append(f"queues.{queue.name}.topics: {topic_filter[:80]!r}: {problem}")
-    if not 0.01 <= queue.expires_after_s <= 31_536_000:
-        problems.append(f"queues.{queue.name}.expires_after_s must be 0.01 to 31536000, not {queue.expires_after_s:g}")
     return problems
-
-
-def group_problems(queue: QueueConfig) -> list[str]:
-    """What is wrong with the group settings of a queue."""
-    group = queue.group
-    times = {
-        "session_timeout_s": group.session_timeout_s,
-        "rebalance_timeout_s": group.rebalance_timeout_s,
-        "auto_commit_interval_s": group.auto_commit_interval_s,
-    }
-    problems = []
-    if group.max_in_flight < 0:
-        problems.append(f"queues.{queue.name}.group.max_in_flight must be 0 or more")
-    if group.max_consumers < 1:
-        problems.append(f"queues.{queue.name}.group.max_consumers must be at least 1")
-    if group.max_pending < 1:
-        problems.append(f"queues.{queue.name}.group.max_pending must be at least 1")
-    return problems + [
-        f"queues.{queue.name}.group.{name} must be 0.01 to 86400, not {value:g}"
-        for name, value in times.items()
-        if not 0.01 <= value <= 86_400
-    ]
 
 
 def limit_problems(queue: QueueConfig) -> list[str]:
-    """What is wrong with the limits and the priorities of a queue."""
-    where = f"queues.{queue.name}"
-    problems = [
-        f"{where}.{name} must be {lowest} or more"
-        for name, value, lowest in (
-            # What is ready may be none: a message is for whoever waits for it.
-            ("max_depth", queue.max_depth, int(queue.limits_count is LimitScope.UNSETTLED)),
-            ("max_groups", queue.max_groups, 1),
-            ("max_bytes", queue.max_bytes, 0),
-            ("max_message_bytes", queue.max_message_bytes, 0),
-            ("message_ttl_s", queue.message_ttl_s, 0),
-            ("priority.starvation_s", queue.priority.starvation_s, 0),
-        )
-        if not value >= lowest
-    ]
-    if queue.retention.segment_bytes and queue.retention.segment_bytes < MIN_SEGMENT_BYTES:
-        problems.append(f"{where}.retention.segment_bytes must be {MIN_SEGMENT_BYTES} or more, or 0")
-    if not 0 <= queue.priority.levels <= MAX_PRIORITY_LEVELS:
-        problems.append(f"{where}.priority.levels must be 0 to {MAX_PRIORITY_LEVELS}")
-    if not all(1 <= weight <= 1_000_000 for weight in queue.priority.weights):
-        problems.append(f"{where}.priority.weights must be 1 to 1000000 each")
-    if queue.slow_consumer.action is not SlowConsumerAction.NONE and not queue.slow_consumer.after_s > 0:
-        problems.append(f"{where}.slow_consumer.after_s must be above 0")
-    return problems
+    """What is wrong with the limits of a queue. What is ready may be none: a message is for whoever waits for it."""
+    if queue.max_depth < 1 and queue.limits_count is LimitScope.UNSETTLED:
+        return [f"queues.{queue.name}.max_depth must be 1 or more"]
+    return []
 
 
 def dead_letter_problems(queue: QueueConfig) -> list[str]:
     """What is wrong with the dead-letter settings of a queue."""
-    config, where = queue.dead_letter, f"queues.{queue.name}.dead_letter"
-    problems = []
-    if config.alert_webhook:
-        problems += webhook_problem(f"{where}.alert_webhook", config.alert_webhook)
-    if not 1 <= config.alert_attempts <= 20:
-        problems.append(f"{where}.alert_attempts must be 1 to 20")
-    if not 0.1 <= config.alert_timeout_s <= 60:
-        problems.append(f"{where}.alert_timeout_s must be 0.1 to 60")
-    return problems
+    url = queue.dead_letter.alert_webhook
+    return webhook_problem(f"queues.{queue.name}.dead_letter.alert_webhook", url) if url else []

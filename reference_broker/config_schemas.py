@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_numbers import Count, Range
 
 LEVELS = ("NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE")
 
@@ -35,21 +37,16 @@ class SchemasConfig(Section, frozen=True, kw_only=True):
 
     compatibility: str = "BACKWARD"
     """Of subjects, until another level is set at run time."""
-    max_subjects: int = 10_000
-    max_versions: int = 1_000
+    max_subjects: Count = 10_000
+    max_versions: Count = 1_000
     """Of one subject, deleted ones included."""
-    max_schema_bytes: int = 65_536
-    cache_bytes: int = 64 * 1024 * 1024
+    max_schema_bytes: Annotated[int, Range(1, 1 << 20)] = 65_536
+    cache_bytes: Count = 64 * 1024 * 1024
     """What compiled schemas may take in memory."""
 
 
 def schemas_problems(config: SchemasConfig) -> list[str]:
     """What is wrong, each with its key."""
-    problems: list[str] = []
     if config.compatibility not in LEVELS:
-        problems.append(f"schemas.compatibility must be one of {', '.join(LEVELS)}")
-    counts = ("max_subjects", "max_versions", "max_schema_bytes", "cache_bytes")
-    problems += [f"schemas.{name} must be at least 1" for name in counts if getattr(config, name) < 1]
-    if config.max_schema_bytes > 1 << 20:
-        problems.append("schemas.max_schema_bytes must be at most 1048576")
-    return problems
+        return [f"schemas.compatibility must be one of {', '.join(LEVELS)}"]
+    return []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_numbers import Range
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = ("dlq",)
@@ -19,7 +21,7 @@ class TenantQuotas(Section, frozen=True, kw_only=True):
     consume_messages_per_s: float = 0.0
     """Deliveries in the long run; over it they wait."""
     consume_bytes_per_s: float = 0.0
-    burst_s: float = 1.0
+    burst_s: Annotated[float, Range(0.001, 3_600)] = 1.0
     """A tenant that was idle may use what these rates allow in this time at once."""
     max_storage_bytes: int = 0
     """Of all its logs; known to about a second."""
@@ -67,12 +69,4 @@ def tenant_problems(tenants: tuple[TenantConfig, ...]) -> list[str]:
         ]
         if not tenant.users and not tenant.clients:
             problems.append(f"{where} has neither users nor clients: nobody could belong to it")
-        quotas = tenant.quotas
-        if not 0.001 <= quotas.burst_s <= 3_600:
-            problems.append(f"{where}.quotas.burst_s must be 0.001 to 3600")
-        problems += [
-            f"{where}.quotas.{field} must be 0 or more"
-            for field in quotas.__struct_fields__
-            if getattr(quotas, field) < 0
-        ]
     return problems

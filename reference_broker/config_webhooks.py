@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_numbers import Range
 
 
 class EventKind(StrEnum):
@@ -36,8 +38,8 @@ class WebhookConfig(Section, frozen=True, kw_only=True):
     """Filters of MQTT for the client id, queue or tenant that an event is of; empty = all."""
     secret: str = ""
     """Signs each body: ``X-Assay-Signature: sha256=<HMAC in hex>``. Empty = nothing is signed."""
-    attempts: int = 4
-    timeout_s: float = 5.0
+    attempts: Annotated[int, Range(1, 20)] = 4
+    timeout_s: Annotated[float, Range(0.1, 60)] = 5.0
 
 
 class WebhooksConfig(Section, frozen=True, kw_only=True):
@@ -46,14 +48,14 @@ class WebhooksConfig(Section, frozen=True, kw_only=True):
     endpoints: tuple[WebhookConfig, ...] = ()
     allow_private: bool = False
     """Let endpoints be at private, local and otherwise special addresses."""
-    max_waiting: int = 10_000
+    max_waiting: Annotated[int, Range(1, 1_000_000)] = 10_000
     """Events of an endpoint that wait; over it one is dropped and counted."""
     drop_oldest: bool = False
     """The oldest of them, else the newest."""
     breaker_failures: int = 5
     """So many failures in a row, and an endpoint is left alone for ``breaker_pause_s``, then asked once; 0 = never."""
-    breaker_pause_s: float = 60.0
-    quiet_s: float = 60.0
+    breaker_pause_s: Annotated[float, Range(0.1, 86_400)] = 60.0
+    quiet_s: Annotated[float, Range(0.1, 86_400)] = 60.0
     """What goes on all the time (a full queue, an empty group, lag, quotas) is told of again no earlier than so."""
     group_lag: int = 0
     """A group that is further behind its queue than so many messages is told of; 0 = none is."""
@@ -65,19 +67,19 @@ class AskedConfig(Section, frozen=True, kw_only=True):
     url: str
     token: str = ""
     """Sent as ``Authorization: Bearer``."""
-    timeout_s: float = 2.0
-    attempts: int = 2
+    timeout_s: Annotated[float, Range(0.1, 30)] = 2.0
+    attempts: Annotated[int, Range(1, 10)] = 2
     allow_private: bool = False
     """Let it be at a private, local or otherwise special address."""
     breaker_failures: int = 5
     """So many failures in a row, and nobody is asked for ``breaker_pause_s``; 0 = never."""
-    breaker_pause_s: float = 10.0
+    breaker_pause_s: Annotated[float, Range(0.1, 3_600)] = 10.0
 
 
 class CalloutConfig(AskedConfig, frozen=True, kw_only=True):
     """Who knows users that are not among ``auth.users``: who they are, and what they may."""
 
-    cache_s: float = 300.0
+    cache_s: Annotated[float, Range(0, 86_400)] = 300.0
     """A password that was right is not asked about again for so long."""
 
 
@@ -98,8 +100,8 @@ class HookFailure(StrEnum):
 class HooksConfig(AskedConfig, frozen=True, kw_only=True):
     """Who decides about each publish and subscription, while its client waits."""
 
-    timeout_s: float = 0.5
-    attempts: int = 1
+    timeout_s: Annotated[float, Range(0.1, 30)] = 0.5
+    attempts: Annotated[int, Range(1, 10)] = 1
     kinds: tuple[HookKind, ...] = ()
     """Empty = all."""
     topics: tuple[str, ...] = ()
@@ -131,33 +133,15 @@ def webhooks_problems(config: WebhooksConfig) -> list[str]:
     """What is wrong, each with its key."""
     problems: list[str] = []
     for index, endpoint in enumerate(config.endpoints):
-        where = f"webhooks.endpoints[{index}]"
-        problems += webhook_problem(f"{where}.url", endpoint.url)
-        if not 1 <= endpoint.attempts <= 20:
-            problems.append(f"{where}.attempts must be 1 to 20")
-        if not 0.1 <= endpoint.timeout_s <= 60:
-            problems.append(f"{where}.timeout_s must be 0.1 to 60")
+        problems += webhook_problem(f"webhooks.endpoints[{index}].url", endpoint.url)
     if len(config.endpoints) > 100:
         problems.append("webhooks.endpoints has at most 100 entries")
-    if not 1 <= config.max_waiting <= 1_000_000:
-        problems.append("webhooks.max_waiting must be 1 to 1000000")
-    if config.breaker_failures < 0 or config.group_lag < 0:
-        problems.append("webhooks.breaker_failures and webhooks.group_lag must be at least 0")
-    wrong = [name for name in ("breaker_pause_s", "quiet_s") if not 0.1 <= getattr(config, name) <= 86_400]
-    return problems + [f"webhooks.{name} must be 0.1 to 86400" for name in wrong]
+    return problems
 
 
 def asked_problems(config: AskedConfig, where: str) -> list[str]:
     """What is wrong, each with its key."""
     problems = webhook_problem(f"{where}.url", config.url)
-    if not 1 <= config.attempts <= 10:
-        problems.append(f"{where}.attempts must be 1 to 10")
-    if not 0.1 <= config.timeout_s <= 30:
-        problems.append(f"{where}.timeout_s must be 0.1 to 30")
-    if isinstance(config, CalloutConfig) and not 0 <= config.cache_s <= 86_400:
-        problems.append(f"{where}.cache_s must be 0 to 86400")
-    if config.breaker_failures < 0 or not 0.1 <= config.breaker_pause_s <= 3_600:
-        problems.append(f"{where}.breaker_failures must be at least 0, and breaker_pause_s 0.1 to 3600")
     if not config.token.isascii() or not config.token.isprintable():
         problems.append(f"{where}.token must be printable ASCII")
     return problems

@@ -34,7 +34,7 @@ def _numbers(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterat
                 break
 
 
-NUMBERS = sorted(set(_numbers(BrokerConfig)) - {("queues", "configured", "priority", "weights")})
+NUMBERS = sorted(set(_numbers(BrokerConfig)))
 
 
 def _configuration(path: tuple[str, ...], value: object) -> dict[str, Any]:

@@ -244,11 +244,7 @@ def names_taken_for_durable(patch: Patch) -> None:
 
         return drop
 
-    def sync_names(self: SegmentedLog) -> None:
-        """They will be durable soon enough."""
-
     patch.wrap(SegmentedLog, "drop", make)
-    patch.replace(SegmentedLog, "sync_names", sync_names)
 
 
 # -- indexes -----------------------------------------------------------------------------------------------------

@@ -468,7 +468,7 @@ class SegmentedLog:
     def retain(self, policy: RetentionPolicy, *, now_ms: int, needed_from: int | None) -> None:
         """See :meth:`PartitionLog.retain`.
 
-        The active segment is sealed when all of it is too old; the next call deletes it.
+        The active segment is sealed when all of it is too old; a call after the next sync deletes it.
         """
         self._show_buffer()
         try:
@@ -481,17 +481,7 @@ class SegmentedLog:
         if count == len(self._segments) and count:
             self.roll()
             count = len(self._segments) - 1
-            self.sync_names()
         self.drop(count)
-
-    def sync_names(self) -> None:
-        """Make the names of all segments durable; blocks. Raises :class:`LogError`."""
-        try:
-            self._disk.sync_folder(self._folder)
-        except OSError as error:
-            message = f"cannot sync {self._folder}: {reason_of(error)}"
-            raise LogError(message) from error
-        self._named_until = max(self._named_until, self._segments[-1].base_offset)
 
     def drop(self, count: int) -> None:
         """Remove the first ``count`` segments, but those that somebody still needs or reads."""

@@ -18,6 +18,7 @@ from assay.reference_broker.storage.file_names import segment_name
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from assay.sim.disk import DiskProfile, Persistence, SimDisk
+from tests.support.watched_disk import WatchedDisk
 
 FOLDER = "log"
 HOUR_MS = 3_600_000
@@ -410,6 +411,21 @@ def test_a_log_that_is_too_old_as_a_whole_is_emptied_and_keeps_its_offsets() -> 
     log.close()
     again = open_log(disk, segment_bytes=100)
     assert again.append([record("next")]) == 10
+
+
+def test_retention_syncs_nothing_itself() -> None:
+    """It runs between the messages of a turn: what is too old as a whole goes once the log's next sync has named what
+    follows it."""
+    disk = WatchedDisk()
+    log = rolled_log(disk)
+    disk.synced.clear()
+    policy = RetentionPolicy(max_age_ms=1_000)
+    for _ in range(2):
+        log.retain(policy, now_ms=10**9, needed_from=None)
+        assert (disk.synced, log.start_offset, log.needs_sync) == ([], 9, True)
+    sync(log)
+    log.retain(policy, now_ms=10**9, needed_from=None)
+    assert log.start_offset == 10
 
 
 def test_nothing_is_deleted_before_it_is_synced() -> None:
