@@ -173,12 +173,6 @@ def decode_header(data: bytes) -> LogHeader | None:
     )
 
 
-def read_header(data: bytes) -> tuple[str, str] | None:
-    """Group and pattern of a file that starts with these bytes; otherwise as :func:`decode_header`."""
-    header = decode_header(data)
-    return None if header is None else (header.group, header.pattern)
-
-
 # -- frames ------------------------------------------------------------------------------------------------------
 
 

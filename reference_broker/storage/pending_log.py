@@ -27,13 +27,11 @@ from assay.reference_broker.queues.jobs.errors import LogError, is_passing, reas
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.open_files import OpenFiles
-from assay.reference_broker.storage.pending_codec import encode_frames, read_header
+from assay.reference_broker.storage.pending_codec import encode_frames
 from assay.reference_broker.storage.pending_operations import OperationCollector
 from assay.reference_broker.storage.pending_recovery import GroupRecovery, Note, create_log
 from assay.reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot, SnapshotPhase
 from assay.reference_broker.storage.reopened_file import ReopenedFile
-
-__all__ = ["PendingLogFile", "read_header"]
 
 SNAPSHOT_OPERATIONS = 10_000
 """A snapshot follows after so many operations at least ..."""
@@ -72,6 +70,8 @@ class PendingLogFile(OperationCollector):
         self._open_files = open_files
         self._unsynced: dict[ReopenedFile, None] = {}
         self._names_unsynced = self._parents_unsynced = not volatile
+        self._mark_wanted = not volatile
+        self._mark_unsynced = False
         self._syncing: PendingSync | None = None
         self._snapshot: Snapshot | None = None
         self._phase = SnapshotPhase.NONE if volatile else SnapshotPhase.SWAPPED
@@ -170,11 +170,11 @@ class PendingLogFile(OperationCollector):
         if self._phase is SnapshotPhase.CAPTURED:
             snapshot, self._phase = self._snapshot, SnapshotPhase.WRITING
         files, self._unsynced = list(self._unsynced), {}
-        folders = [self._paths.folder] if self._names_unsynced else []
+        folders = [self._paths.folder] if self._names_unsynced or self._mark_unsynced else []
         if self._parents_unsynced:
             # A log that is found may be new, its creator killed before any sync.
             folders.append(self._paths.parent_folder)
-        self._names_unsynced = self._parents_unsynced = False
+        self._names_unsynced = self._parents_unsynced = self._mark_unsynced = False
         # Logs in their order: what a later one holds counts only with all of the earlier one.
         ordered = [file for file in self._logs if file in files]
         for file in ordered:
@@ -205,6 +205,8 @@ class PendingLogFile(OperationCollector):
             return
         if task is None:
             return
+        if self._mark_wanted:
+            self._make_mark()
         if task.folders and self._phase is SnapshotPhase.PLACED:
             self._swap_logs()
         elif task.folders and self._phase is SnapshotPhase.SWAPPED:
@@ -215,9 +217,21 @@ class PendingLogFile(OperationCollector):
             else:
                 self._give_up_snapshot(task.snapshot_error)
 
+    def _make_mark(self) -> None:
+        """The log is whole on disk. Some later sync covers the mark: until then, as little is lost as without it."""
+        try:
+            if not self._disk.exists(self._paths.mark):
+                self._disk.open(self._paths.mark, create=True).close()
+                self._mark_unsynced = True
+        except OSError as error:
+            self._note(self._paths.mark, f"it cannot be made: {reason_of(error)}; the next sync tries again")
+        else:
+            self._mark_wanted = False
+
     def close(self) -> None:
         """Close without syncing. Twice is fine."""
         self._failure = self._failure or "the log is closed"
+        self._mark_wanted = False
         self._snapshot = None
         for file in self._logs:
             file.close()

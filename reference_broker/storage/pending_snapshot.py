@@ -12,6 +12,10 @@ from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFi
 from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 LOG_SUFFIX = ".pel.log"
+MARK_SUFFIX = ".group"
+"""Of an empty file beside a group's log, made once that is whole on disk and there as long as the group is. Without it,
+a group whose log is missing could not be told from one that was deleted, nor one whose log is damaged from one that has
+not begun: nobody was told that it is there, and where it was to begin is lost."""
 ENTRIES_PER_STEP = 1_000
 """Taken in per turn: about three milliseconds' work."""
 _MAX_CHARACTERS = MAX_FILE_BYTES // 4
@@ -27,6 +31,7 @@ class GroupPaths:
         """The log that continues :attr:`log` while a snapshot is under way."""
         self.pending = f"{base}.pel"
         self.cursors = f"{base}.cur"
+        self.mark = f"{base}{MARK_SUFFIX}"
         self.folder = log.rpartition("/")[0]
         self.parent_folder = self.folder.rpartition("/")[0]
 

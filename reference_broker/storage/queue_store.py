@@ -25,7 +25,7 @@ from assay.reference_broker.storage.description import (
     read_content,
     replace_description,
 )
-from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.file_names import decode_name, encode_name
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
@@ -33,7 +33,9 @@ from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.notes import Notes
 from assay.reference_broker.storage.open_files import OpenFiles
-from assay.reference_broker.storage.pending_log import PendingLogFile, read_header
+from assay.reference_broker.storage.pending_codec import LogFrame, LogHeader, decode_header, walk_frames
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, MARK_SUFFIX
 from assay.reference_broker.storage.removed_mark import removed_path
 from assay.reference_broker.storage.sparse_log import SparseLog
 from assay.reference_broker.storage.state_log import StateLog
@@ -50,10 +52,6 @@ DONE_SEGMENT_BYTES = 256 * 1024
 DEPARTURES_SEGMENT_BYTES = 64 * 1024
 MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
-_LOG_SUFFIX = ".pel.log"
-MARK_SUFFIX = ".group"
-"""Of an empty file beside a group's log, there as long as the group is: without it, a group whose log is missing could
-not be told from one that was deleted."""
 STATE_SNAPSHOT_RECORDS = 2_000
 REFUSED: Final = "the queue is refused and its files are left as they are; the others go on"
 """Ends the note about a queue that is set aside."""
@@ -338,7 +336,7 @@ class GroupRemoval:
         last of the two that a later group of that name might go on with, and everything else once that is durable.
         """
         files = self._disk.list(self.place)
-        log = f"{self._name}{_LOG_SUFFIX}"
+        log = f"{self._name}{LOG_SUFFIX}"
         if (mark := f"{self._name}{MARK_SUFFIX}") in files:
             self._disk.remove(f"{self.place}/{mark}")
             self._disk.sync_folder(self.place)
@@ -359,6 +357,11 @@ class GroupRemoval:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _says_something(file: DiskFile, header: LogHeader) -> bool:
+    """Whether a group's log has more than its header, or goes on from a snapshot."""
+    return header.sequence > 0 or isinstance(next(walk_frames(file, header.size), None), LogFrame)
 
 
 class LogQueueFiles:
@@ -501,31 +504,41 @@ class LogQueueFiles:
             return bool(self._disk.list(path))
 
     def groups(self) -> list[StoredGroup]:
-        """See :meth:`QueueFiles.groups`. A log that is missing, or whose header is unreadable, is noted."""
+        """See :meth:`QueueFiles.groups`. A log that is missing, or whose header is unreadable, is noted.
+
+        Where a group begins is written with its log and synced before anybody is told of it. A log without that and
+        without a mark is what a loss of power left of one that did not come so far: it goes.
+        """
         found: list[StoredGroup] = []
         with self._reads(f"{self._folder}/consumers"):
             names = self._disk.list(f"{self._folder}/consumers")
         for name in names:
-            path = f"{self._folder}/consumers/{name}/{name}{_LOG_SUFFIX}"
+            path = f"{self._folder}/consumers/{name}/{name}{LOG_SUFFIX}"
             with self._reads(path):
+                is_begun = self._disk.exists(path.removesuffix(LOG_SUFFIX) + MARK_SUFFIX)
                 if self._disk.exists(path):
                     with contextlib.closing(self._disk.open(path)) as file:
-                        header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
+                        header = decode_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
+                        is_begun |= header is not None and _says_something(file, header)
                     problem = "its header is damaged"
-                elif self._disk.exists(path.removesuffix(_LOG_SUFFIX) + MARK_SUFFIX):
+                elif is_begun:
                     header, problem = None, "it is missing"
                 else:
-                    if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
+                    if any(self._disk.exists(path.removesuffix(LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
                         self._note(path, "it is missing: unless the group was being deleted, it begins anew")
                     continue
-            if header is None:
+            if not is_begun:
+                self._note(path, "it was never whole on disk: the group has not begun")
+                with contextlib.suppress(OSError):
+                    GroupRemoval(self._disk, f"{self._folder}/consumers/{name}", name, self._note).run()
+            elif header is None:
                 self._note(path, f"{problem}; what the group settled since its last snapshot comes again")
                 group = decode_name(name)
                 if encode_name(group) == name:
                     # It must stay: what it has not settled is kept for it.
                     found.append(StoredGroup(group=group, pattern=group.partition("@")[2]))
             else:
-                found.append(StoredGroup(group=header[0], pattern=header[1]))
+                found.append(StoredGroup(group=header.group, pattern=header.pattern))
         return sorted(found, key=lambda group: group.group)
 
     def remove_group(self, group: str) -> GroupRemoval:
@@ -543,20 +556,12 @@ class LogQueueFiles:
             disk.make_folder(folder)
         except OSError as error:
             raise self._store.refusal(self._description.name, folder, "created", error) from error
-        log = PendingLogFile(
+        return PendingLogFile(
             disk,
-            f"{folder}/{name}{_LOG_SUFFIX}",
+            f"{folder}/{name}{LOG_SUFFIX}",
             group=group,
             pattern=pattern,
             volatile=volatile,
             note=self._note,
             open_files=None if transient else self._store.open_files,
         )
-        if not volatile:
-            mark = f"{folder}/{name}{MARK_SUFFIX}"
-            try:
-                if not self._disk.exists(mark):
-                    self._disk.open(mark, create=True).close()
-            except OSError as error:
-                self._note(mark, f"it cannot be made: {reason_of(error)}; the next start tries again")
-        return log

@@ -21,8 +21,7 @@ from assay.reference_broker.storage.pending_codec import (
     decode_operations,
     walk_frames,
 )
-from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
-from assay.reference_broker.storage.queue_store import MARK_SUFFIX
+from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, MARK_SUFFIX, GroupPaths
 from assay.reference_broker.storage.record import RecordError
 from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups

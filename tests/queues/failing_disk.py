@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+
+NO_ROOM = errno.ENOSPC
 
 
 class FailingDisk(MemoryDisk):
@@ -27,7 +32,7 @@ class FailingFile(MemoryFile):
 
     def append(self, data: bytes) -> int:
         if self._disk.fail_write and self._disk.fail_write in self.path:
-            raise OSError(28, "No space left on device")
+            raise OSError(NO_ROOM, os.strerror(NO_ROOM))
         return super().append(data)
 
     def sync(self) -> None:

@@ -488,6 +488,43 @@ def test_what_is_done_is_stated_anew_and_then_forgotten(bench_with: BenchWith, m
     assert [one.delay_id for one in bench.engine.delayed("q")] == [keep]
 
 
+class DiskWithoutFolderSyncs(MemoryDisk):
+    """A loss of power brings back what was removed of the log of delayed messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removed: dict[str, bytes] = {}
+
+    def remove(self, path: str) -> None:
+        """See :meth:`Disk.remove`."""
+        if "/delays/" in path:
+            file = self.open(path)
+            self.removed[path] = file.read_at(0, file.size)
+        super().remove(path)
+
+    def lose_power(self) -> None:
+        for path, content in self.removed.items():
+            self.open(path, create=True).append(content)
+
+
+def test_segments_that_come_back_bring_no_message_that_was_cancelled(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hunt found it: what was done of them had been stated anew without them (delays-priorities, loss of power)."""
+    monkeypatch.setattr("assay.reference_broker.queues.delays.done_log.RESTATE_ABOVE_BYTES", 2_000)
+    monkeypatch.setattr("assay.reference_broker.storage.queue_store.DONE_SEGMENT_BYTES", 1_000)
+    disk = DiskWithoutFolderSyncs()
+    bench = bench_with(disk, segment_bytes=1_000)
+    for number in range(300):
+        bench.engine.cancel_delayed("q", delay_id(bench, str(number), ("delay", "1h")), bench.now)
+        bench.advance(0.1)
+    bench.advance(3)
+    assert disk.removed, "segments were freed"
+    disk.lose_power()
+    bench.restart()
+    assert bench.engine.delayed("q") == []
+
+
 def test_a_failed_write_refuses_the_publish_and_keeps_the_rest(
     durable: QueueBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

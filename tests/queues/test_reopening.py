@@ -1,19 +1,21 @@
-"""Queues that find no room on the disk as they are opened: refused, tried again ever more rarely, and whole then."""
+"""Queues that the disk does not let be opened, for now: refused, tried again ever more rarely, and whole then."""
 
 from __future__ import annotations
 
+import errno
 import random
 
 import msgspec
 import pytest
 
 from assay.reference_broker.config import QueueConfig, QueuesConfig
-from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, may_pass
 from assay.reference_broker.queues.registry.reopening import Reopening
 from assay.sim.disk import DiskProfile, SimDisk
 
 from .actor import Actor
 from .conftest import QueueBench
+from .failing_disk import FailingDisk
 
 
 def _with_room(disk: SimDisk, spare_bytes: int) -> None:
@@ -78,6 +80,41 @@ def test_a_queue_is_opened_once_there_is_room_with_all_that_it_holds(bench: Queu
     bench.turn()
     assert consumer.values[2:] == ["more"]
     assert again
+
+
+@pytest.mark.parametrize("failing", ["fail_read", "fail_write"])
+def test_a_queue_is_opened_once_the_disk_gives_what_it_has(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hunt found it: one error of the disk as the broker started, and its queue was refused for good
+    (transactions, crash-restart and passing-groups, seeds 200673 and 200674)."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    consumer = bench.consumer()
+    for value in "ab":
+        bench.publish(value)
+    bench.turn()
+    consumer.ack(consumer.got[0])
+    bench.turn()
+    if failing == "fail_write":
+        disk.remove("queues/q/consumers/g/g.pel.log")  # so that one is made
+    setattr(disk, failing, "queues/q/consumers/")
+    monkeypatch.setattr("tests.queues.failing_disk.NO_ROOM", errno.EIO)
+    bench.restart()
+    assert _is_refused(bench)
+    setattr(disk, failing, "")
+    bench.advance(3)
+    assert bench.engine.unusable_queues() == []
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == (["b"] if failing == "fail_read" else ["a", "b"])
+
+
+def test_a_queue_whose_sync_failed_as_it_was_opened_waits_for_the_next_start() -> None:
+    """What is read after that need not be on disk."""
+    error = LogError("a sync failed", sticky=True)
+    error.__cause__ = OSError(errno.EIO, "Input/output error")
+    assert not may_pass(error)
+    error.sticky = False
+    assert may_pass(error)
 
 
 def test_a_commit_that_was_decided_is_finished_in_a_queue_that_opens_late(bench: QueueBench, disk: SimDisk) -> None:

@@ -14,6 +14,7 @@ from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
 from assay.sim.power_cuts import WatchedDisk, power_cuts
 from tests.queues.conftest import Outcome, QueueBench
+from tests.queues.group_bench import join
 
 FOLDER = "queues/q/consumers/g"
 
@@ -22,6 +23,15 @@ def opened(disk: MemoryDisk) -> tuple[LogQueueStore, LogQueueFiles]:
     disk.unlock()
     store = LogQueueStore(disk)
     return store, store.open_queue(QueueConfig(name="q"))
+
+
+def begun(files: LogQueueFiles) -> None:
+    """A group, whole on disk."""
+    log = files.open_group("g", "")
+    log.move_cursor(0, 0)
+    log.flush()
+    assert sync_now(log) is None
+    log.close()
 
 
 def groups(files: LogQueueFiles) -> list[str]:
@@ -34,7 +44,7 @@ def test_a_group_whose_removal_was_cut_short_is_whole_or_gone(removals: int) -> 
     ends it."""
     disk = MemoryDisk()
     _, files = opened(disk)
-    files.open_group("g", "").close()
+    begun(files)
     disk.open(f"{FOLDER}/g.cur", create=True).close()
     done: list[str] = []
 
@@ -59,14 +69,14 @@ def test_a_group_whose_removal_was_cut_short_is_whole_or_gone(removals: int) -> 
 
 
 def test_a_group_of_an_older_broker_is_known_from_its_next_start_on() -> None:
-    """Its folder has no mark: that it was deleted cannot be told from a lost log until the group was opened once."""
+    """Its folder has no mark: that it was deleted cannot be told from a lost log until one it opened is synced."""
     disk = MemoryDisk()
     _, files = opened(disk)
-    files.open_group("g", "").close()
+    begun(files)
     disk.remove(f"{FOLDER}/g.group")
     _, files = opened(disk)
     assert groups(files) == ["g"]
-    files.open_group("g", "").close()
+    begun(files)
     disk.remove(f"{FOLDER}/g.pel.log")
     store, files = opened(disk)
     assert groups(files) == ["g"]
@@ -111,3 +121,44 @@ def test_every_loss_of_power_leaves_the_whole_group_or_none() -> None:
     assert deleted.confirmed
     assert other.values == []
     assert outcomes == {("b",), ()}
+
+
+def test_a_log_that_was_never_whole_on_disk_is_of_no_group() -> None:
+    """Its first sync failed, and power was lost: where the group was to begin is lost, and nobody was told of it."""
+    disk = MemoryDisk()
+    _, files = opened(disk)
+    files.open_group("g", "").close()
+    disk.open(f"{FOLDER}/g.pel.log").truncate(7)
+    store, files = opened(disk)
+    assert groups(files) == []
+    assert [note.problem.partition(":")[0] for note in store.recovery_notes()] == ["it was never whole on disk"]
+    assert disk.list(FOLDER) == []
+
+
+@pytest.mark.parametrize("durability", ["interval", "fsync"])
+def test_every_loss_of_power_leaves_where_a_group_begins_or_no_group(durability: str) -> None:
+    """One that is to begin at the latest message never gets an older one (Q-CURSOR-02)."""
+    disk = WatchedDisk(random.Random(6))
+    bench = QueueBench(disk, durability=durability)
+    cuts = 0
+
+    def before() -> None:
+        nonlocal cuts
+        for cut in power_cuts(disk, "beginning"):
+            after = QueueBench(cut.boot(), durability=durability)
+            if "q" in after.engine.queues():
+                cuts += 1
+                consumer = join(after, group="new", asks={"cursor": "latest"})
+                after.turn()
+                assert consumer.values == []
+
+    bench.consumer(room=0)
+    for value in "ab":
+        bench.publish(value)
+    bench.turn()
+    bench.advance(5)
+    disk.before = before
+    join(bench, group="new", asks={"cursor": "latest"})
+    bench.turn()
+    bench.advance(5)
+    assert cuts > 20

@@ -12,7 +12,7 @@ from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
-from assay.reference_broker.storage.pending_codec import encode_header, read_header
+from assay.reference_broker.storage.pending_codec import decode_header, encode_header
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
 if TYPE_CHECKING:
@@ -206,13 +206,15 @@ def test_names_that_make_a_frame_too_large_go_to_frames_of_their_own() -> None:
 
 def test_a_header_tells_group_and_pattern() -> None:
     header = encode_header("gruppe/ü", "a/+", sequence=300, previous_bytes=2**40)
-    assert read_header(header + b"more") == ("gruppe/ü", "a/+")
+    sound = decode_header(header + b"more")
+    assert sound is not None
+    assert (sound.group, sound.pattern) == ("gruppe/ü", "a/+")
     for cut in range(len(header)):
-        assert read_header(header[:cut]) is None
+        assert decode_header(header[:cut]) is None
     for bit in range(8 * len(header)):
         damaged = bytearray(header)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert read_header(bytes(damaged)) is None
+        assert decode_header(bytes(damaged)) is None
 
 
 def test_an_unknown_version_is_a_clear_error_and_nothing_is_touched() -> None:

@@ -96,7 +96,7 @@ AFTER = [PendingRecord(1, 8, "", 10, 99, 3), PendingRecord(1, 10, "d", 20, 0, 1)
 
 
 def test_a_snapshot_and_the_log_after_it_are_the_state(snapshot: MemoryDisk) -> None:
-    assert snapshot.list("queues/q/consumers/g") == ["g.cur", "g.pel", "g.pel.log"]
+    assert snapshot.list("queues/q/consumers/g") == ["g.cur", "g.group", "g.pel", "g.pel.log"]
     notes: list[str] = []
     log = open_log(snapshot, notes)
     assert log.recovered == AFTER

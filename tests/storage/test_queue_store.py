@@ -57,7 +57,10 @@ def test_queues_and_groups_are_found_again(tmp_path: Path) -> None:
         log.append([NewRecord(0, b"", name.encode(), ())])
         log.close()
         for group, pattern in (("workers", ""), ("audit@a/+", "a/+")):
-            files.open_group(group, pattern).close()
+            begins = files.open_group(group, pattern)
+            begins.move_cursor(0, 0)
+            begins.flush()
+            begins.close()
     store.close()
     again = LogQueueStore(RealDisk(tmp_path))
     assert again.stored_queues() == [

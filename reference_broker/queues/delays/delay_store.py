@@ -230,7 +230,7 @@ class DelayStore:
             if not self._done.write(now):
                 self._retry_at = max(self._retry_at, now + RETRY_S)
             elif self._done.wants_restatement and self._done.begin_restatement(now):
-                self._told_to = self._log.log.start_offset
+                self._told_to = 0  # also what lay before the log: a loss of power may bring freed segments back
             self._wake()
             return
         dues, self._unwritten = self._unwritten, []

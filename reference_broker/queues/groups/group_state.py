@@ -181,7 +181,7 @@ class GroupState(SyncPoint, ABC):
         for place, cursor in zip(self.places, cursors, strict=True):
             for lane in place.lanes or (place,):
                 lane.cursor = cursor
-                if cursor:
+                if cursor or not lane.number:  # a start takes a log that says nothing for one of before its beginning
                     self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
         self.count_what_is_there()

@@ -16,9 +16,12 @@ def is_passing(error: OSError | None) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether what failed may be tried again while the broker runs: there was no room, or no means for the call."""
+    """Whether what failed at opening may be tried again while the broker runs: there was no room, no means for the
+    call, or the disk failed it. After a failed sync nobody knows what is on disk, whatever is read."""
+    if isinstance(error, LogError) and error.sticky:
+        return False
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and (is_passing(cause) or cause.errno in _NO_ROOM)
+    return isinstance(cause, OSError) and (is_passing(cause) or cause.errno in (*_NO_ROOM, errno.EIO))
 
 
 def raise_if_not_tried(error: BaseException) -> None:

@@ -124,7 +124,7 @@ class QueueRegistry:
         """Open and recover every stored and configured queue.
 
         One that cannot be opened is set aside, and the others go on: its name is not free, whoever wants something of
-        it gets an error, and its files stay as they are. Where it was for want of room, :meth:`reopen` tries again.
+        it gets an error, and its files stay as they are. Where that may pass, :meth:`reopen` tries again.
         Raises :class:`QueueOpenError` when the configuration is to blame.
         """
         stored = {queue.name: queue for queue in self._store.stored_queues()}
@@ -158,7 +158,7 @@ class QueueRegistry:
                     self.reopening.failed(config, now)
 
     def reopen(self, now: float) -> DurableQueue | None:
-        """Try one queue again that found no room as it was opened; None when none is due, or there is still none."""
+        """Try one queue again that could not be opened for now; None when none is due, or it still cannot."""
         config = self.reopening.next_due(now)
         if config is None:
             return None
@@ -173,7 +173,7 @@ class QueueRegistry:
                 self.reopening.ended(config.name)
             return None
         self.reopening.ended(config.name)
-        self._store.note(config.name, "", "it is open: there is room for it again")
+        self._store.note(config.name, "", "it could be opened now")
         return queue
 
     def set_aside(self, name: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Queues that found no room on the disk as they were opened: they are tried again, one a turn, ever more rarely."""
+"""Queues that the disk did not let be opened, for now: they are tried again, one a turn, ever more rarely."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reopening:
         return min((due_at for due_at, _, _ in self._waiting.values()), default=None)
 
     def failed(self, config: QueueConfig, now: float) -> None:
-        """There was no room, or none again."""
+        """It could not be opened, or not yet."""
         known = self._waiting.get(config.name)
         wait_s = _FIRST_WAIT_S if known is None else min(_LAST_WAIT_S, 2 * known[1])
         self._waiting[config.name] = now + wait_s, wait_s, config
