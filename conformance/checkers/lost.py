@@ -21,11 +21,12 @@ acknowledged data (:func:`assay.conformance.checkers.excuses.destruction_by`) be
 or after the last delivery (F6), or when the disk was damaged at any time. What a client saw after the fault may have
 been on its way before: the broker may have acknowledged as early as the publish was invoked (``asked_idx``), and
 delivered as early as the process that saw it began (``started``), since no connection outlives a loss of power. A
-session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription, then
-nothing comes any more that was sent after what is missing was confirmed; and may give a message of QoS 2 a packet
-identifier that its client has in use since before, which takes it for that one (IGNORE): A1 of those is ``quality``,
-too. So is A1 of what was sent before the first SUBSCRIBE ``ok`` that was invoked after the last such fault: it may have
-taken the group, which began anew then, at the latest message or at what the other groups had left.
+session of plain MQTT that such a fault set back (it began since g subscribed) may have lost its subscription to
+messages, or that to wills; then no message, or no will, comes any more that was sent after what is missing was
+confirmed. It may also give a message of QoS 2 a packet identifier that its client has in use since before, which takes
+it for that one (IGNORE). A1 of those is ``quality``, too. So is A1 of what was sent before the first SUBSCRIBE ``ok``
+that was invoked after the last such fault: it may have taken the group, which began anew then, at the latest message or
+at what the other groups had left.
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
 over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
@@ -132,11 +133,15 @@ def _set_back(tables: Tables, contract: Contract, scope: Scope, destroyed: int) 
     return lambda send: newest < send.cpl_idx or tables.ignored.get((queue, group, send.value), none) < back_idx
 
 
-def newest_got(tables: Tables, scope: Scope) -> int:
-    """Where the newest message of its queue was sent that a group got; -1: it got none."""
-    got = (tables.sends.get(value) for queue, group, value in tables.main if (queue, group) == scope)
+def newest_got(tables: Tables, scope: Scope, *, of_wills: bool = False) -> int:
+    """Where the newest message, or will, of its queue was sent that a group got; -1: it got none.
+
+    A session subscribes to wills by themselves, so it may have the one subscription without the other.
+    """
+    values = (value for queue, group, value in tables.main if (queue, group) == scope)
+    got = (tables.sends.get(value) for value in values if (value in tables.wills) is of_wills)
     newest = max((send.inv_idx for send in got if send is not None and send.queue == scope[0]), default=-1)
-    return max(newest, tables.forgotten.newest.get(scope, -1))
+    return newest if of_wills else max(newest, tables.forgotten.newest.get(scope, -1))
 
 
 def _never(send: Send) -> bool:

@@ -112,7 +112,7 @@ def missing(tables: Tables, contract: Contract, queue: str, group: str) -> list[
             tables, will, 0 if link is None else min(link.alive_ns, will.end_ns), until_ns
         ):
             continue
-        is_set_back = may_be_set_back and newest_got(tables, (queue, group)) < will.end_idx
+        is_set_back = may_be_set_back and newest_got(tables, (queue, group), of_wills=True) < will.end_idx
         rows.append(
             Anomaly(
                 checker=CHECKER,

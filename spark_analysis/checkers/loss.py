@@ -35,7 +35,7 @@ fates AS (  -- what became of every send, in every closed scope of its queue
 placed AS (  -- how far each producer's stream arrived
     SELECT *, min(CASE WHEN read_idx IS NOT NULL OR is_dead THEN seq END) OVER stream AS least,
            max(CASE WHEN read_idx IS NOT NULL OR is_dead THEN seq END) OVER stream AS greatest,
-           coalesce(max(CASE WHEN read_idx IS NOT NULL THEN inv_idx END) OVER scope, -1) AS newest
+           coalesce(max(CASE WHEN read_idx IS NOT NULL AND NOT is_will THEN inv_idx END) OVER scope, -1) AS newest
     FROM fates WINDOW stream AS (PARTITION BY run_id, queue, consumer_group, producer),
                       scope AS (PARTITION BY run_id, queue, consumer_group)
 ),

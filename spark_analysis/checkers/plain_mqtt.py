@@ -267,9 +267,9 @@ due AS (
     WHERE w.status = 'ok' AND w.inv_idx >= c.since AND c.drained_ns >= w.end_ns + w.wait_ns + :patience_ns
         AND NOT coalesce(w.wait_ns > 0 AND w.after.inv_ns < w.end_ns + w.wait_ns + :slack_ns, FALSE)
 ),
-newest AS (  -- what a group got last
+newest AS (  -- the will that a group got last
     SELECT m.run_id, m.queue, m.consumer_group, max(s.inv_idx) AS idx
-    FROM {main} m JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.queue = m.queue
+    FROM {main} m JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.queue = m.queue AND s.is_will
     WHERE m.is_mqtt GROUP BY m.run_id, m.queue, m.consumer_group
 )
 SELECT c.run_id, 'wills' AS checker, left(c.what, 2) AS anomaly, if(u.idx IS NULL, 'safety', 'quality') AS severity,
