@@ -222,19 +222,6 @@ def gets_count(patch: Patch) -> None:
     patch.rewrite(Consuming, "let_go", "if consumer.tag:", "if True:")
 
 
-@mutant(
-    "amqp-no-ack-needs-room", "consumers without acknowledgements get nothing while others hold what a prefetch allows"
-)
-def no_ack_needs_room(patch: Patch) -> None:
-    patch.rewrite(Consuming, "has_room", "if limit and not consumer.no_ack and", "if limit and")
-    patch.rewrite(
-        Consuming,
-        "deliver_run",
-        "consumer_tag and not consumer.no_ack:\n        stored",
-        "consumer_tag:\n        stored",
-    )
-
-
 @mutant("amqp-requeued-last", "what comes back waits until nothing that nobody had yet is left, of any priority")
 def requeued_last(patch: Patch) -> None:
     def make(original: Callable[..., list[bool]]) -> Callable[..., list[bool]]:
