@@ -140,6 +140,21 @@ def expires_as_before(patch: Patch) -> None:
     patch.rewrite(MqttBroker, "connect", renewed, "if session.expiry_timer is not None and not present:")
 
 
+@mutant("v5-one-more-is-sent-again-at-a-time", "of what is sent again one more is under way than the client takes")
+def one_more_again(patch: Patch) -> None:
+    def make(original: Callable[[Session, float], None]) -> Callable[[Session, float], None]:
+        def send_queued(self: Session, now: float) -> None:
+            is_waiting = bool(self.unsent)
+            original(self, now)
+            if is_waiting and self.unsent and self.connection is not None:
+                self.resend(self.connection, *self.unsent.popitem(last=False))
+                self.open_window()
+
+        return send_queued
+
+    patch.wrap(Session, "send_queued", make)
+
+
 def _change_disconnect(patch: Patch, change: Callable[[MqttConnection, Disconnect], Disconnect]) -> None:
     original = handlers.on_disconnect
 

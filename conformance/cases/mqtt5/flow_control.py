@@ -224,13 +224,14 @@ async def quota_returns(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.4.0-1"),
     requires=("qos1", "persistent_sessions"),
     mutant="v5-receive-maximum-kept-from-first-connect",
+    kills=("v5-one-more-is-sent-again-at-a-time",),
     near_miss="v5-connack-says-more",
 )
 async def resume_quota(ctx: CaseContext) -> None:
     """The Receive Maximum is that of the connection, not of the session.
 
-    Four messages wait for a session that began with Receive Maximum 10. It is resumed with Receive Maximum 1: one
-    message comes, and each PUBACK brings the next.
+    Four messages wait for a session with Receive Maximum 10, whose client is sent them and acknowledges none. It is
+    resumed with Receive Maximum 1: one message comes, and each PUBACK brings the next.
     """
     topic = ctx.topic()
     wide = Properties(session_expiry_interval=600, receive_maximum=10)
@@ -241,6 +242,9 @@ async def resume_quota(ctx: CaseContext) -> None:
     publisher = await ctx.connect(name="publisher")
     for number in range(4):
         await publisher.publish(topic, f"{number}".encode(), qos=1)
+    second = await resume(ctx, first.client_id, name="second", properties=wide)
+    await second.barrier()
+    await second.disconnect()
     back = await resume(ctx, first.client_id, name="back", properties=narrow)
     # Their order is another case's.
     payloads: list[bytes] = []
