@@ -86,6 +86,12 @@ def claim_leaves_owner(patch: Patch) -> None:
     patch.wrap(Dispatcher, "take_over", make)
 
 
+@mutant("queue-own-claims-need-room", "who holds as much as it may cannot claim what it holds itself")
+def own_claims_need_room(patch: Patch) -> None:
+    has_room = "if not _has_room(consumer, entry):"
+    patch.rewrite(claims, "claim", has_room, f"{has_room[:-1]} or consumer.room <= 0:")
+
+
 @mutant("queue-claim-skips-its-own", "a claim passes over what the claimant holds itself")
 def claim_skips_own(patch: Patch) -> None:
     def make(original: _Call) -> _Call:

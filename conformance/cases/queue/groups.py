@@ -142,18 +142,19 @@ async def claims(ctx: CaseContext) -> None:
     requires=("queues", "clock"),
     settings=ONE_PARTITION,
     mutant="queue-claim-skips-its-own",
+    kills=("queue-own-claims-need-room",),
     near_miss="queue-one-batch-per-message",
 )
 async def own_claims(ctx: CaseContext) -> None:
     """The only consumer of a group may claim what it holds itself (R1).
 
-    A consumer that holds a message claims what has been idle for five seconds; it gets the message again, with
-    delivery-count 2, and settles it.
+    A consumer that holds as much as it may, a message, claims what has been idle for five seconds; it gets the message
+    again, with delivery-count 2, and settles it.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, queue, b"message")
-    consumer = await consume(ctx, queue)
+    consumer = await consume(ctx, queue, prefetch="1")
     await consumer.expect_publish(payload=b"message")
     await ctx.advance(6)
     await accepted(ctx, consumer, queue, "claim", min_idle="5s")
