@@ -227,6 +227,11 @@ def forgets_all_but_two(patch: Patch) -> None:
     )
 
 
+@mutant("restart-brings-back-what-was-passed-on", "what waited for a member that left a share is not written off")
+def brings_back_passed_on(patch: Patch) -> None:
+    patch.rewrite(Session, "take_queued", "self.kept.dropped(outgoing)", "pass")
+
+
 @mutant(
     "restart-forgets-large-received-identifiers", "received QoS 2 identifiers of two bytes are not read at the start"
 )
