@@ -78,6 +78,7 @@ def test_a_rule_that_only_advises_is_no_must() -> None:
         "mqtt5/publish/response-topic-with-wildcard-refused",
         "mqtt5/restart/acknowledged-messages-stay-away",
         "mqtt5/restart/retained-messages-that-are-still-to-be-sent",
+        "mqtt5/restart/what-a-member-left-is-no-more-its-own",
         "mqtt5/restart/the-will-of-who-was-connected",
         "mqtt5/session/clean-start-takeover-publishes-the-will",
         "mqtt5/shared/unacknowledged-delivery-goes-to-another-member",
