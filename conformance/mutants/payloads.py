@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from assay.conformance.mutants import Patch, mutant
+from collections.abc import Callable
+
+from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.batches.publish_batches import PublishBatchReader
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 
+_SHED_BYTES = 1 << 16
 _LOW = "data[start + 1] & 0x7F"
 _HIGH = "(data[start + 2] & 0x7F) << 7 if data[start + 1] >= 0x80 else 0"
 
@@ -35,3 +38,20 @@ def half_a_length(patch: Patch) -> None:
         "            return -1, 0",
         "            return (at, value) if index > 1 else (-1, 0)",
     )
+
+
+@variation(
+    "qos-0-is-shed",
+    "a client to which a message is under way is sent no further one of QoS 0 that makes it more than 64 KB",
+)
+def qos_0_is_shed(patch: Patch) -> None:
+    def make(original: Callable[[MqttConnection, bytes, int], None]) -> Callable[[MqttConnection, bytes, int], None]:
+        def forward(self: MqttConnection, run: bytes, count: int) -> None:
+            if self.out_bytes and self.out_bytes + len(run) > _SHED_BYTES:
+                self.outbound.drop(count)
+            else:
+                original(self, run, count)
+
+        return forward
+
+    patch.wrap(MqttConnection, "forward", make)

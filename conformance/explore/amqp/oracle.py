@@ -200,6 +200,14 @@ class Oracle:
             number = publication.message.number
             if publication.returns and not publication.has_returned:
                 raise violation(AmqpRule.RETURN_LATE, f"message {number} is confirmed before it comes back")
+            electing = [copy for copy in publication.copies if copy.queue.is_electing]
+            if accepted:
+                for copy in electing:
+                    copy.queue.is_electing = False
+            elif electing:
+                publication.accepted = None
+                for copy in electing:
+                    copy.likely = False
             if publication.accepted is not None and publication.accepted is not accepted:
                 text = f"message {number} is {'confirmed' if accepted else 'refused'}"
                 raise violation(AmqpRule.REJECTED, f"{text}, and must not be")
@@ -230,6 +238,7 @@ class Oracle:
     def delivered(self, link: Link, queue: Queue, consumer: Consumer | None, arrival: Arrival, *, no_ack: bool) -> None:
         """basic.deliver, or basic.get-ok."""
         self.moment += 1
+        queue.is_electing = False
         tag = arrival.tag
         if tag <= link.last_tag:
             raise violation(AmqpRule.TAG, f"the delivery tag {tag} behind {link.last_tag}")
@@ -715,6 +724,7 @@ class Oracle:
 
     def _after_kill(self, queue: Queue) -> None:
         was_read = queue.is_read
+        queue.is_electing = queue.counts_late
         queue.consumers.clear()
         for copy in queue.ghosts:
             copy.sure = False

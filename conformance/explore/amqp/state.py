@@ -131,6 +131,8 @@ class Queue:
     """Without acknowledgements."""
     used_at: float = 0.0
     looked_at: float = 0.0
+    is_electing: bool = False
+    """Since a start nothing has shown that it has a leader: without one RabbitMQ refuses what is published to it."""
 
     @property
     def counts_late(self) -> bool:

@@ -367,6 +367,29 @@ def test_a_full_queue_refuses_and_one_that_drops_does_not() -> None:
         bench.get(bench.link(), first)
 
 
+@pytest.mark.parametrize("shown", ["confirm", "delivery", ""])
+def test_a_queue_that_elects_after_a_start_may_refuse_until_it_has_shown_a_leader(shown: str) -> None:
+    """RabbitMQ refused what was published 50 ms after its start to a quorum queue that had no leader (seed 1512)."""
+    bench = Bench(QueuePlan(delivery_limit=2))
+    before = bench.publish(bench.link("confirm"), confirmed=True)
+    bench.oracle.killed()
+    link = bench.link("confirm")
+    if shown == "confirm":
+        bench.publish(link, confirmed=True)
+    elif shown == "delivery":
+        bench.get(bench.link(), before)
+    if shown:
+        with accused(AmqpRule.REJECTED):
+            bench.publish(link, confirmed=False)
+        return
+    refused = bench.publish(link, confirmed=False)
+    assert [copy.sure for copy in bench.queue.copies if copy.message is refused] == [False]
+    bench = Bench()
+    bench.oracle.killed()
+    with accused(AmqpRule.REJECTED):
+        bench.publish(bench.link("confirm"), confirmed=False)
+
+
 def test_what_was_held_at_a_kill_counts_for_a_length_again() -> None:
     """Either of the two may have made room for the other (reference, seed 1)."""
     bench = Bench(QueuePlan(max_length=1))
