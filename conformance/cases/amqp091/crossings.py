@@ -185,8 +185,8 @@ async def reasons(ctx: AmqpContext) -> None:
     await ctx.needs_argument("x-max-length", -1)
     first, second = ctx.queue_name(), ctx.queue_name()
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": second, "x-max-length": 1}
-    await channel.queue(first, arguments=letters)
-    await channel.queue(second, arguments=letters | {"x-dead-letter-routing-key": first, "x-max-length": 9})
+    await ctx.queue_with(channel, letters, first)
+    await ctx.queue_with(channel, letters | {"x-dead-letter-routing-key": first, "x-max-length": 9}, second)
     channel.publish("", first, b"message")
     for queue in (first, second):
         event = await channel.get_soon(queue, no_ack=False)

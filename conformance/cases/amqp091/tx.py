@@ -270,6 +270,7 @@ async def room(ctx: AmqpContext) -> None:
 
 @amqp_case(
     "tx/time-to-live-begins-with-commit",
+    level="SHOULD",
     mutant="amqp-tx-lives-from-its-publish",
     kills=("amqp-tx-of-one-lives-from-its-publish",),
     clauses=("rmq.tx.semantics", "rmq.publish.expiration"),
@@ -280,7 +281,8 @@ async def lives_from_commit(ctx: AmqpContext) -> None:
 
     One message in a transaction of its own and two together, of half a second, whose transactions are open for longer:
     they come to a consumer that waits for them. A server that takes half of their time to deliver is asked again with
-    messages that live four times as long, and is not judged if that is too short as well.
+    messages that live four times as long, and is not judged if that is too short as well. No document says so: RabbitMQ
+    counts from there, Qpid from the publish.
     """
     ctx.is_timed = True
     alone = await _transacted(ctx)
@@ -307,5 +309,6 @@ async def lives_from_commit(ctx: AmqpContext) -> None:
         if seen == [b"alone", b"one", b"two"]:
             return
         if took_s <= lives_s / 2:
-            ctx.fail(f"expected all three messages with their commits; seen {seen}")
+            ctx.should(False, f"all three messages with their commits; seen {seen}")
+            return
     ctx.unsupported(f"a delivery took {took_s:.1f} s, about as long as the messages live")
