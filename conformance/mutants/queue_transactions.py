@@ -8,7 +8,8 @@ from typing import Any
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.queue_topics import settle_properties
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
-from assay.reference_broker.mqtt.sessions import transaction_requests
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
+from assay.reference_broker.mqtt.sessions.queue_admin import QueueAdmin
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.messages.control_records import Outcome
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
@@ -180,12 +181,14 @@ def unbounded(patch: Patch) -> None:
 @mutant("queue-transaction-answer-uncorrelated", "answers of transaction requests lack the correlation data")
 def uncorrelated(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def respond(state: Any, message: Message, topic: str, told: Any) -> None:
-            original(state, Message(topic=message.topic, payload=b"", qos=message.qos), topic, told)
+        def send_answer(self: QueueAdmin, request: Message, topic: str, payload: bytes) -> None:
+            if request.topic.startswith(TRANSACTION_PREFIX):
+                request = Message(topic=request.topic, payload=b"", qos=request.qos)
+            original(self, request, topic, payload)
 
-        return respond
+        return send_answer
 
-    patch.wrap(transaction_requests, "respond", make)
+    patch.wrap(QueueAdmin, "send_answer", make)
 
 
 @mutant("queue-transaction-of-anybody", "any producer may use any transaction")

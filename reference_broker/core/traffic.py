@@ -6,24 +6,6 @@ from __future__ import annotations
 class Traffic:
     """Totals since the start. Payload bytes are those of PUBLISH packets, other bytes are everything on the wire."""
 
-    __slots__ = (
-        "bytes_received",
-        "bytes_sent",
-        "connected",
-        "dropped",
-        "large_bytes",
-        "max_connected",
-        "payload_bytes_received",
-        "payload_bytes_sent",
-        "publishes_received",
-        "publishes_sent",
-        "shared_subscriptions",
-        "subscriptions",
-        "turn_end",
-        "unread_bytes",
-        "waiting_bytes",
-    )
-
     def __init__(self) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from assay.reference_broker.mqtt.sessions.session import Session
 
 
+def check_response_topic(request: Message, may_publish: Callable[[str], bool]) -> None:
+    """``may_publish``: as of :meth:`QueueAdmin.request`. Raises :class:`QueueError` (NOT_ALLOWED)."""
+    topic = request.response_topic
+    if topic is not None and (topic.startswith("$") or not may_publish(topic)):
+        text = "the response topic must be an ordinary one that the client itself may publish to"
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+
+
 class QueueAdmin:
     """Serves administration requests of clients."""
 
@@ -54,13 +62,14 @@ class QueueAdmin:
         response_topic = message.response_topic
 
         def answer(result: object) -> None:
-            if response_topic is not None and not response_topic.startswith("$"):
+            if response_topic is not None:
                 self.send_answer(message, response_topic, operations.encode_answer(result))
             on_done(result if isinstance(result, QueueError) else None)
 
-        if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
-            text = "the response topic must be an ordinary one that the client itself may publish to"
-            on_done(QueueError(QueueErrorCode.NOT_ALLOWED, text))
+        try:
+            check_response_topic(message, may_publish)
+        except QueueError as error:
+            on_done(error)
             return
         try:
             perform_on_topic(self._state.engine, message.topic, message.payload, now, answer)

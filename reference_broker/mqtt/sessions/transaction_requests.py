@@ -16,6 +16,7 @@ from assay.reference_broker.core.broker import owner_of
 from assay.reference_broker.core.queue_rights import RULES
 from assay.reference_broker.mqtt.queue_topics.publish_properties import PRODUCER_ID
 from assay.reference_broker.mqtt.queue_topics.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
+from assay.reference_broker.mqtt.sessions.queue_admin import check_response_topic
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import topic_of
 from assay.reference_broker.routing.message import Message
@@ -45,15 +46,16 @@ def request(
     """
     tenant = session.tenant
     response_topic = message.response_topic
-    if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
-        text = "the response topic must be an ordinary one that the client itself may publish to"
-        on_answer(QueueError(QueueErrorCode.NOT_ALLOWED, text), ())
+    try:
+        check_response_topic(message, may_publish)
+    except QueueError as refused:
+        on_answer(refused, ())
         return
 
     def answer(error: QueueError | None, found: Mapping[str, object]) -> None:
         if response_topic is not None:
             told = found if error is None else {"error": error.code.value, "text": error.text}
-            respond(state, message, response_topic, told)
+            state.admin.send_answer(message, response_topic, msgspec.json.encode(told))
         texts = tuple((name, value) for name, value in found.items() if isinstance(value, str))
         on_answer(error, texts if error is None else ())
 
@@ -111,14 +113,3 @@ def _check_reach(tenants: Tenants, properties: tuple[tuple[str, str], ...]) -> N
     """Raises :class:`QueueError` (NOT_ALLOWED)."""
     if any(name == TRANSACTIONAL_ID and tenants.of_queue(value) is not None for name, value in properties):
         raise QueueError(QueueErrorCode.NOT_ALLOWED, "the transactional id belongs to a tenant")
-
-
-def respond(state: MqttBroker, message: Message, topic: str, told: Mapping[str, object]) -> None:
-    response = Message(
-        topic=topic,
-        payload=msgspec.json.encode(told),
-        qos=message.qos,
-        content_type="application/json",
-        correlation_data=message.correlation_data,
-    )
-    state.publish(response, None, state.now)

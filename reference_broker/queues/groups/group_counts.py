@@ -8,30 +8,6 @@ from assay.reference_broker.trace.durations import COARSE_S, Durations
 class GroupCounts:
     """Counters; they only grow."""
 
-    __slots__ = (
-        "acked",
-        "claimed",
-        "dead_lettered",
-        "delivered",
-        "discarded",
-        "dropped",
-        "expired",
-        "nacked",
-        "purged",
-        "redelivered",
-        "rejected",
-        "released",
-        "replayed",
-        "rewound",
-        "sessions_ended",
-        "skipped",
-        "slow_consumers",
-        "timed_out",
-        "unmatched",
-        "unreadable",
-        "waited",
-    )
-
     def __init__(self) -> None:
         self.delivered = 0
         self.waited: Durations | None = None
