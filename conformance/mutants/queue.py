@@ -275,7 +275,7 @@ def retry_waits_longer(patch: Patch) -> None:
 @variation("queue-one-batch-per-message", "every message is written as a batch of its own")
 def one_batch_per_message(patch: Patch) -> None:
     def make(original: Callable[..., int]) -> Callable[..., int]:
-        def append(self: SegmentedLog, records: list[Any], **more: bool) -> int:
+        def append(self: SegmentedLog, records: list[Any], **more: Any) -> int:
             base_offset = original(self, records[:1], **more)
             for record in records[1:]:
                 original(self, [record], **more)

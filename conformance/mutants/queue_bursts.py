@@ -98,7 +98,7 @@ def acks_one_less(patch: Patch) -> None:
 @mutant("queue-burst-shares-a-buffer", "payloads of equal length that are written together are those of the last one")
 def burst_shares_a_buffer(patch: Patch) -> None:
     def make(original: Callable[..., int]) -> Callable[..., int]:
-        def append(self: SegmentedLog, records: Sequence[NewRecord], **options: bool) -> int:
+        def append(self: SegmentedLog, records: Sequence[NewRecord], **options: Any) -> int:
             last = {len(record.value or b""): record.value for record in records}
             shared = [record._replace(value=last[len(record.value or b"")]) for record in records]
             return original(self, shared, **options)

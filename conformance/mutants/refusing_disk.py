@@ -61,10 +61,10 @@ def reserve_not_for_sessions(patch: Patch) -> None:
 @mutant("refused-reserve-forgets-others", "what is written without a check is not counted towards the reserve")
 def reserve_forgets_others(patch: Patch) -> None:
     def make(original: Callable[..., int]) -> Callable[..., int]:
-        def append(self: SegmentedLog, records: list[NewRecord], *, transactional: bool = False) -> int:
+        def append(self: SegmentedLog, records: list[NewRecord], **options: Any) -> int:
             room = self._room
             before = room.written_bytes if room is not None else 0
-            offset = original(self, records, transactional=transactional)
+            offset = original(self, records, **options)
             if room is not None and not self.options.reserve_bytes:
                 room.written_bytes = before
             return offset
@@ -82,9 +82,9 @@ def no_descriptors_kept(patch: Patch) -> None:
 @variation("refused-notes-the-count", "a refused append is told a second time, with the number of its records")
 def notes_the_count(patch: Patch) -> None:
     def make(original: Callable[..., int]) -> Callable[..., int]:
-        def append(self: SegmentedLog, records: list[NewRecord], *, transactional: bool = False) -> int:
+        def append(self: SegmentedLog, records: list[NewRecord], **options: Any) -> int:
             try:
-                return original(self, records, transactional=transactional)
+                return original(self, records, **options)
             except Exception:
                 self.note(self._folder, f"{len(records)} records were refused")
                 raise

@@ -135,6 +135,11 @@ class BatchEncoder:
         self._records = RecordEncoder()
         self._compress = compressor(compression)
 
+    @property
+    def compresses(self) -> bool:
+        """Batches may take less than their records."""
+        return self._compress is not None
+
     def again(self) -> BatchEncoder:
         """Another one, for another thread."""
         return BatchEncoder(self._compression)

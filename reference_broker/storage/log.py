@@ -37,6 +37,9 @@ _NO_BUFFER = WriteBuffer()
 class SegmentedLog:
     """The records of one partition, in segment files."""
 
+    always_collects = False
+    """Nothing is written: what :meth:`collect` has taken is in the log."""
+
     def __init__(
         self,
         disk: Disk,
@@ -67,6 +70,8 @@ class SegmentedLog:
         self._uncut: tuple[Segment, int, int] | None = None
         """A partial write behind that size and end of a segment, which could not be cut off yet."""
         self._buffer = WriteBuffer() if options.write_buffer_bytes else _NO_BUFFER
+        self.collects = self.always_collects or bool(options.write_buffer_bytes)
+        """What is appended need not be written at once: see :meth:`collect`."""
         self._room = None if volatile else room or DiskRoom(disk, options.reserve_bytes)
         self._open_files = None if volatile else open_files
         self._unsynced: dict[Segment, None] = {}
@@ -150,13 +155,13 @@ class SegmentedLog:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[NewRecord], *, transactional: bool = False) -> int:
+    def append(self, records: Sequence[NewRecord], *, transactional: bool = False, size_bytes: int = 0) -> int:
         """See :meth:`PartitionLog.append`. With a write buffer the records may only be collected so far."""
         if self._failure or self._closed:
             self._refuse_when_failed()
         base_offset = self._next_offset
-        if self.options.write_buffer_bytes:
-            self._collect(records, transactional=transactional)
+        if self.collects:
+            self.collect(records, size_bytes, transactional=transactional)
             return base_offset
         data, batches = batches_of(
             self._encoder, base_offset, records, self.options.batch_records, transactional=transactional
@@ -188,8 +193,8 @@ class SegmentedLog:
         except OSError as error:
             self.undo(segment, before, end_before)
             raise self._refusal("write", segment.path, error) from error
-        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
-            self._roll_at_ms = batches[0].base_timestamp_ms + self.options.segment_age_ms
+        if self._roll_at_ms == _NEVER:
+            self.begin_age(batches[0].base_timestamp_ms)
         if not self._volatile:
             self._unsynced[segment] = None
 
@@ -230,7 +235,7 @@ class SegmentedLog:
 
     # -- write buffer --------------------------------------------------------------------------------------------
 
-    def _collect(self, records: Sequence[NewRecord], *, transactional: bool) -> None:
+    def collect(self, records: Sequence[NewRecord], _size_bytes: int, *, transactional: bool) -> None:
         """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
         size = bound_of(records)
         room = self._room
@@ -241,8 +246,8 @@ class SegmentedLog:
                 room.written_bytes += size
         if not self._segments or self.is_full(size, records[0][0]):
             self.roll()
-        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
-            self._roll_at_ms = records[0][0] + self.options.segment_age_ms
+        if self._roll_at_ms == _NEVER:
+            self.begin_age(records[0][0])
         self._buffer.add(records, size, transactional=transactional)
         self._next_offset += len(records)
         if not self._volatile:
@@ -273,11 +278,11 @@ class SegmentedLog:
         if self._segments and self._segments[-1].base_offset == self._next_offset:
             # Nothing was written to it yet.
             return
-        segment = Segment(self._disk, self._folder, self._next_offset)
+        segment = self.make_segment(self._next_offset)
         segment.bound_by(self._open_files, self._is_synced)
         try:
             self._disk.make_folder(self._folder)
-            segment.file(create=True)
+            segment.create()
         except OSError as error:
             segment.close()
             raise self._refusal("create", segment.path, error) from error
@@ -297,14 +302,23 @@ class SegmentedLog:
         if not self._volatile:
             self._unsynced[segment] = None
 
+    def begin_age(self, first_ms: int) -> None:
+        """The active segment has its first record."""
+        if self.options.segment_age_ms:
+            self._roll_at_ms = first_ms + self.options.segment_age_ms
+
+    def make_segment(self, base_offset: int) -> Segment:
+        """One that nothing is in yet."""
+        return Segment(self._disk, self._folder, base_offset)
+
     def _set_age_limit(self, segment: Segment) -> None:
         """Remember when the active segment will be too old."""
         try:
             first_ms = segment.first_timestamp_ms
         except OSError:
             first_ms = None
-        if first_ms is not None and self.options.segment_age_ms:
-            self._roll_at_ms = first_ms + self.options.segment_age_ms
+        if first_ms is not None:
+            self.begin_age(first_ms)
 
     # -- syncing -------------------------------------------------------------------------------------------------
 

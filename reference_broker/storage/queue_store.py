@@ -29,6 +29,7 @@ from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.file_names import decode_name, encode_name
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_log import MemoryLog
 from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.notes import Notes
@@ -443,7 +444,8 @@ class LogQueueFiles:
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""
-        return self._open_log(f"partitions/{partition}", self._options, SegmentedLog)
+        kind = MemoryLog if self._volatile and not self._encoder.compresses else SegmentedLog
+        return self._open_log(f"partitions/{partition}", self._options, kind)
 
     @property
     def has_delays(self) -> bool:

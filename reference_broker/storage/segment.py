@@ -86,6 +86,10 @@ class Segment(FileOnDemand):
 
     # -- opening -------------------------------------------------------------------------------------------------
 
+    def create(self) -> None:
+        """Make the file. Raises :class:`OSError`."""
+        self.file(create=True)
+
     def scan(self) -> SegmentScan:
         """Verify every batch from the start, build both indexes. Linear in the file's size. Raises :class:`OSError`."""
         self.size = self.file().size

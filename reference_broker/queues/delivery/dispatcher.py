@@ -467,6 +467,8 @@ class Dispatcher:
     def _settle_run(self, place: GroupPartition, consumer: Consumer, stored: list[StoredMessage], count: int) -> None:
         """What a consumer took at the cursor is settled by that: only the cursor moves."""
         group = self._group
+        if len(group.owner.groups) == 1:
+            place.partition.uncache(place.cursor, count)
         place.cursor += count
         group.cursor_total += count
         consumer.credit -= count

@@ -108,10 +108,11 @@ class PartitionLog(Protocol):
     @property
     def stored_bytes(self) -> int: ...
 
-    def append(self, records: Sequence[NewRecord], *, transactional: bool = False) -> int:
+    def append(self, records: Sequence[NewRecord], *, transactional: bool = False, size_bytes: int = 0) -> int:
         """Write records (at least one), visible to :meth:`read` at once; returns the offset of the first.
 
-        ``transactional``: some belong to a transaction or end one; the format has a flag for it.
+        ``transactional``: some belong to a transaction or end one; the format has a flag for it. ``size_bytes``: about
+        what they have, for a log in memory, which keeps them as they are.
 
         All or nothing: raises :class:`LogError` with nothing kept when the disk is full or failed.
         """

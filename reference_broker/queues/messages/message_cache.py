@@ -9,7 +9,7 @@ from operator import attrgetter
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES
 
-_SIZE = attrgetter("size")
+SIZE = attrgetter("size")
 
 
 class MessageCache:
@@ -41,11 +41,12 @@ class MessageCache:
             size = messages[0].size + MESSAGE_OVERHEAD_BYTES
         else:
             part.update(zip(range(base_offset, end), messages, strict=True))
-            size = sum(map(_SIZE, messages)) + count * MESSAGE_OVERHEAD_BYTES
+            size = sum(map(SIZE, messages)) + count * MESSAGE_OVERHEAD_BYTES
         self._order.append((part, base_offset, end, size))
         self._bytes += size
         while self._bytes > self._max_bytes:
             oldest, first, last, oldest_size = self._order.popleft()
-            for offset in range(first, last):
-                del oldest[offset]
+            # Some were let go before; most often all.
+            for offset in range(first, last) if oldest else ():
+                oldest.pop(offset, None)
             self._bytes -= oldest_size

@@ -10,7 +10,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, PartitionLanes
-from assay.reference_broker.queues.messages.message_cache import MessageCache
+from assay.reference_broker.queues.messages.message_cache import SIZE, MessageCache
 from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
@@ -170,7 +170,10 @@ class QueuePartition(SyncPoint):
         messages, confirms = unwritten.messages, unwritten.confirms
         append = self.log.append
         try:
-            if unwritten.transactional:
+            if self._volatile:
+                size_bytes = sum(map(SIZE, messages))
+                base_offset = append(unwritten.records, transactional=unwritten.transactional, size_bytes=size_bytes)
+            elif unwritten.transactional:
                 base_offset = append(unwritten.records, transactional=True)
             else:
                 base_offset = append(unwritten.records)
@@ -390,6 +393,13 @@ class QueuePartition(SyncPoint):
         if message is None and (loaded := self.load(offset, end)) is not None and loaded[0] == offset:
             message = loaded[1]
         return message
+
+    def uncache(self, offset: int, count: int) -> None:
+        """Every group has settled these: their memory serves what comes next while the processor still has it at
+        hand."""
+        pop = self.cached.pop
+        for each in range(offset, offset + count):
+            pop(each, None)
 
     def abandon(self, error: QueueError) -> None:
         """See :meth:`SyncPoint.abandon`."""
