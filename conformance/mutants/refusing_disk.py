@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.sessions import mqtt_broker

@@ -150,7 +150,7 @@ class Publishing:
                 broker.work += work
                 queues = self._take_alone(run, head, plan, bodies[first], now)
             if queues:
-                if queues is not route:
+                if queues is not route and queues != route:
                     route = queues
                     positions = by_route.setdefault(queues, [])
                 if at - first == 1:

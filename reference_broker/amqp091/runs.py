@@ -18,11 +18,16 @@ from assay.reference_broker.queues.messages.message_batch import Origin
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
-_METHOD_START: Final = struct.Struct(">3sI4s")
-_CONTENT_START: Final = struct.Struct(">3sIHHQ")
-"""Of a header frame: up to its property flags."""
+_LENGTH: Final = struct.Struct(">3xI")
+"""Of a frame's payload."""
+_CONTENT_START: Final = struct.Struct(">3xI4xQ")
+"""Of a header frame, up to its property flags: how long it and the body are."""
 _BODY_START: Final = struct.Struct(">3sI")
 _IDS_AT: Final = 7
+_NAMES_AT: Final = 11
+_SIZE_AT: Final = 11
+"""Of a body's size in the header frame."""
+_CLASS_AND_WEIGHT: Final = b"\0\x3c\0\0"
 PUBLISH: Final = BY_NAME["basic.publish"]
 ACK: Final = BY_NAME["basic.ack"]
 GET: Final = BY_NAME["basic.get"]
@@ -92,9 +97,9 @@ class PublishReader:
 
     def __init__(self, memory: SharedMemory) -> None:
         self._heads: Known[bytes, Head] = Known(memory, _MOST_HEADS)
-        """By method frame, and what follows the size in the header frame, end octets included."""
+        """By method and header frame, without the body's size in this one."""
         self._ways: Known[bytes, Way] = Known(memory, _MOST_HEADS)
-        """By method: of many only the properties are their own."""
+        """By method frame: of many only the properties are their own."""
 
     def let_go(self) -> None:
         """Remember nothing any more."""
@@ -107,53 +112,34 @@ class PublishReader:
         bodies: list[bytes] = []
         ends: list[int] = []
         size = len(data)
-        room = max_frame_bytes - FRAME_OVERHEAD_BYTES
-        largest_body = min(max_body_bytes, room)
+        largest_body = min(max_body_bytes, max_frame_bytes - FRAME_OVERHEAD_BYTES)
         known = self._heads.answers
-        channel, method, method_size = data[at + 1 : at + 3], b"", 0
         # What is looked at for each of them is at hand: this loop is a quarter of what a message takes.
-        starts_method, starts_header, starts_body = [bytes((kind,)) + channel for kind in _KINDS]
-        publish_ids, class_of_content = PUBLISH.ids, PUBLISH.class_id
-        method_start, content_start, body_start = (
-            _METHOD_START.unpack_from,
-            _CONTENT_START.unpack_from,
-            _BODY_START.unpack_from,
-        )
-        content_at, body_at, overhead = _CONTENT_START.size, _BODY_START.size, FRAME_OVERHEAD_BYTES
+        starts_method, starts_header, starts_body = [bytes((kind,)) + data[at + 1 : at + 3] for kind in _KINDS]
+        length_of, content_of, body_start = _LENGTH.unpack_from, _CONTENT_START.unpack_from, _BODY_START.unpack_from
+        size_at, content_at, body_at = _SIZE_AT, _CONTENT_START.size, _BODY_START.size
+        overhead = FRAME_OVERHEAD_BYTES
         frames = 0
         last: Head | None = None
         last_bytes = 0
-        while frames + 3 <= most_frames:
-            if not method or not data.startswith(method, at):
-                if size - at < _METHOD_START.size:
-                    break
-                start_bytes, length, ids = method_start(data, at)
-                if start_bytes != starts_method or ids != publish_ids or length > room:
-                    break
-                method_size = length + overhead
-                method = data[at : at + method_size]
-            header = at + method_size
-            if size - header < content_at:
+        while frames + 3 <= most_frames and data.startswith(starts_method, at):
+            try:
+                (length,) = length_of(data, at)
+                header = at + length + overhead
+                length, body_size = content_of(data, header)
+            except struct.error:
                 break
-            start_bytes, length, class_id, weight, body_size = content_start(data, header)
             end = header + length + overhead
-            if (
-                start_bytes != starts_header
-                or class_id != class_of_content
-                or weight
-                or length > room
-                or body_size > largest_body
-                or end > size
-            ):
+            if end > size or body_size > largest_body:
                 break
-            named = method + data[header + content_at : end]
+            named = data[at : header + size_at] + data[header + content_at : end]
             head = known.get(named)
             if head is None:
-                if method[-1] != FRAME_END or data[end - 1] != FRAME_END:
+                method, content = data[at:header], data[header:end]
+                if max(len(method), len(content)) > max_frame_bytes or not content.startswith(starts_header):
                     break
-                try:
-                    head = self._learn(named, method[_IDS_AT:-1], data[header + _IDS_AT : end - 1])
-                except AmqpError:
+                head = self._learn(named, method, content)
+                if head is None:
                     break
             start, each = end, 2
             if body_size:
@@ -186,14 +172,24 @@ class PublishReader:
             frames += each * count
         return PublishRun(heads, bodies, ends, frames)
 
-    def _learn(self, named: bytes, method: bytes, header: bytes) -> Head:
-        """Raises :class:`AmqpError`."""
-        way = self._ways.answers.get(method)
-        if way is None:
-            length = len(method)
-            way = Way(*decode_method(method)[1])
-            self._ways.remember(method, way, length, _METHOD_BYTES + _CHARACTER_BYTES * length)
-        _, properties = decode_header(header)
+    def _learn(self, named: bytes, method: bytes, content: bytes) -> Head | None:
+        """Of two frames; None where they are not those that begin a publish, or say something wrong."""
+        if (
+            method[_IDS_AT:_NAMES_AT] != PUBLISH.ids
+            or content[_IDS_AT:_SIZE_AT] != _CLASS_AND_WEIGHT
+            or not method[-1] == content[-1] == FRAME_END
+        ):
+            return None
+        try:
+            way = self._ways.answers.get(method)
+            if way is None:
+                length = len(method)
+                way = Way(*decode_method(method[_IDS_AT:-1])[1])
+                self._ways.remember(method, way, length, _METHOD_BYTES + _CHARACTER_BYTES * length)
+            header = content[_IDS_AT:-1]
+            _, properties = decode_header(header)
+        except AmqpError:
+            return None
         head = Head(way, properties, header[SECTION_AT:])
         if not head.is_common:
             return head

@@ -60,7 +60,7 @@ class MemorySegment(Segment):
 
 
 class MemoryLog(SegmentedLog):
-    """See the module's docstring. It has segments since what is settled is freed by them, and retention goes by them."""
+    """See the module's docstring. It has segments since what is settled is freed by them, and retention counts them."""
 
     always_collects = True
 

@@ -29,9 +29,9 @@ from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.file_names import decode_name, encode_name
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
-from assay.reference_broker.storage.memory_log import MemoryLog
 from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.memory_log import MemoryLog
 from assay.reference_broker.storage.notes import Notes
 from assay.reference_broker.storage.open_files import OpenFiles
 from assay.reference_broker.storage.pending_codec import LogFrame, LogHeader, decode_header, walk_frames

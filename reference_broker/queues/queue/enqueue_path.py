@@ -420,8 +420,7 @@ class EnqueuePath(ABC):
             if head[3]:
                 sizes = [size + head[3] for size in sizes]
         else:
-            found = {origin: known.get(origin) or self._head(origin) for origin in set(origins)}
-            heads = [found[origin] for origin in origins]
+            heads = [known.get(origin) or self._head(origin) for origin in origins]
             sizes = [size + head[3] for size, head in zip(sizes, heads, strict=True)]
         if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
             return False
