@@ -345,7 +345,7 @@ def always_redelivered(patch: Patch) -> None:
 @mutant("amqp-empty-content-waits", "content of no bytes waits for a body frame")
 def empty_content_waits(patch: Patch) -> None:
     patch.rewrite(Channel, "on_header", "if not size:", "if False:")
-    patch.rewrite(PublishReader, "read", "or weight", "or weight or not body_size")
+    patch.rewrite(PublishReader, "read", "or body_size > largest_body", "or body_size > largest_body or not body_size")
 
 
 @variation("amqp-content-given-up", "a method within a content gives it up, as sec.4.2.6.abort has it, and is served")

@@ -15,7 +15,10 @@ from assay.reference_broker.config import QueuesConfig, TenantConfig, TenantQuot
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import QueueStats
+from assay.reference_broker.queues.messages.message_cache import MessageCache
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES, Message
 from assay.reference_broker.routing.properties import Kind, Typed
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -534,3 +537,31 @@ def test_acknowledgements_are_read_up_to_what_is_none() -> None:
     assert read_acks(run + method("basic.reject", 4, False), 0, 10)[1] == len(run)
     assert read_acks(run[:-1] + b"\0", 0, 10) == ([], 0)
     assert read_acks(ack(1)[:20], 0, 10) == ([], 0)
+
+
+def test_what_is_delivered_for_good_leaves_the_cache_and_stays_in_the_log() -> None:
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q", durable=False)
+    c.consume("q", no_ack=True)
+    for _ in range(3):
+        c.send_raw(publish("q", b"x") * 50)
+        assert len(c.hear()) == 50
+    (partition,) = c.node.engine._queues["q"].partitions
+    assert not partition.cached
+    assert [record.value for record in partition.log.read(0, 200)] == [b"x"] * 150
+    stored = partition.get(7)
+    assert stored is not None
+    assert (stored.message.payload, len(partition.cached)) == (b"x", 128)
+
+
+def test_a_cache_passes_over_what_was_let_go() -> None:
+    cache, gone, part = MessageCache(2_000), dict[int, StoredMessage](), dict[int, StoredMessage]()
+    stored = StoredMessage(Message(topic="", payload=b"x"), "", "", 0.0, 0.0, 1)
+    cache.put_run(gone, 0, [stored] * 2)
+    gone.clear()
+    cache.put_run(part, 0, [stored] * 2)
+    del part[1]
+    cache.put_run(part, 2, [stored] * 2)
+    assert list(part) == [2, 3]
+    assert cache.stored_bytes == 2 * (1 + MESSAGE_OVERHEAD_BYTES)
