@@ -306,13 +306,18 @@ class Publishing:
                     others = by_queue.get(queue)
                     by_queue[queue] = positions if others is None else sorted(others + positions)
         self._channel.connection.unconfirmed += sum(map(len, by_queue.values()))
+        batch: MessageBatch | None = None
+        some: list[int] | None = None
         for queue, positions in by_queue.items():
-            self._enqueue_to(queue, run, positions, now)
+            if positions is not some:
+                # Mostly all that the queues of a fanout get.
+                some, batch = positions, self._batch(run, positions)
+            self._enqueue_to(queue, run, positions, batch, now)
         run.left -= 1
         if not run.left:
             self.decided(run)
 
-    def _enqueue_to(self, queue: str, run: _Run, positions: list[int], now: float) -> None:
+    def _enqueue_to(self, queue: str, run: _Run, positions: list[int], batch: MessageBatch | None, now: float) -> None:
         channel = self._channel
         connection, service, vhost = channel.connection, channel.service, channel.vhost
         broker = connection.broker
@@ -330,30 +335,25 @@ class Publishing:
             return confirmed
 
         place = QueueAddress(queue=service.engine_name(vhost, queue))
-        is_whole = len(positions) == len(run.messages)
-        messages = run.messages if is_whole else [run.messages[each] for each in positions]
-        origins = self._origins(run, positions)
-        if origins is None:
-            is_taken = False
-        else:
-            batch = MessageBatch(messages, [message.payload for message in messages], None, origins)
-            is_taken = broker.enqueue_batch(place, batch, connection, part, now)
+        is_taken = batch is not None and broker.enqueue_batch(place, batch, connection, part, now)
         if not is_taken:
-            for at, message in enumerate(messages):
-                broker.enqueue(place, message, None, connection, now, part((at,)))
+            for at, position in enumerate(positions):
+                broker.enqueue(place, run.messages[position], None, connection, now, part((at,)))
         if broker.engine.is_pressed(place):
             connection.press()
 
     @staticmethod
-    def _origins(run: _Run, positions: list[int]) -> Origin | list[Origin] | None:
-        """Of these, or the one of all of them; None where some go by themselves."""
-        origins = run.origins
-        if len(positions) != len(origins):
-            origins = [origins[each] for each in positions]
-        first = origins[0]
-        if origins.count(first) == len(origins):
-            return first
-        return None if None in origins else cast(list[Origin], origins)
+    def _batch(run: _Run, positions: list[int]) -> MessageBatch | None:
+        """These as one; None where some go by themselves."""
+        messages, found = run.messages, run.origins
+        if len(positions) != len(messages):
+            messages, found = [messages[each] for each in positions], [found[each] for each in positions]
+        first = found[0]
+        is_alike = found.count(first) == len(found)
+        if first is None or (not is_alike and None in found):
+            return None
+        origins = first if is_alike else cast(list[Origin], found)
+        return MessageBatch(messages, [message.payload for message in messages], None, origins)
 
     def decided(self, run: _Run) -> None:
         """All that their queues say of them is known."""
