@@ -16,6 +16,7 @@ from assay.reference_broker.amqp091.topology import routes
 from assay.reference_broker.amqp091.topology.tables import HeadersTable
 from assay.reference_broker.amqp091.topology.virtual_host import Removed, VirtualHost
 from assay.reference_broker.amqp091.transactions import Commit
+from assay.reference_broker.queues.operations.purge import Purge
 
 _ROWS: dict[str, Row] = {
     "amqp-alternate-of-the-first-alone": (
@@ -87,6 +88,13 @@ _ROWS: dict[str, Row] = {
         "remove",
         "_, places = self._patterns.pop(binding)",
         "_, places = self._patterns[binding][0], self._patterns[binding][1][:1]",
+    ),
+    "amqp-purge-ok-leaves-out-what-came-back": (
+        "Purge-Ok does not count what came back from a consumer",
+        Purge,
+        "pass_time",
+        "self._count += before - queue.contents.depth",
+        "pass",
     ),
     "amqp-declarations-are-no-use": (
         "a queue expires although it is declared again",

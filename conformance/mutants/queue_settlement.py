@@ -104,6 +104,12 @@ def extends_the_old(patch: Patch) -> None:
     patch.wrap(settlement, "extend", make)
 
 
+@mutant("queue-extends-several-by-the-timeout", "deliveries that are extended together get the timeout of their queue")
+def extends_several(patch: Patch) -> None:
+    asked = "request.extend_s"
+    patch.rewrite(settlement, "apply", asked, f"{asked} if len(found) < 2 else None")
+
+
 @mutant("queue-extends-anything", "an extension of what is not pending is accepted")
 def extends_anything(patch: Patch) -> None:
     def make(original: _Wrapped) -> _Wrapped:

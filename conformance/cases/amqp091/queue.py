@@ -525,13 +525,14 @@ async def bindings_die(ctx: AmqpContext) -> None:
 @amqp_case(
     "queue/purge-spares-what-was-delivered",
     mutant="amqp-purge-takes-all",
-    kills=("amqp-purge-ok-tells-one-too-few",),
+    kills=("amqp-purge-ok-tells-one-too-few", "amqp-purge-ok-leaves-out-what-came-back"),
     clauses=("queue.purge.02",),
 )
 async def purge(ctx: AmqpContext) -> None:
     """Purging takes what is ready, and nothing that was delivered and waits for its acknowledgement.
 
-    One of four messages is got; Purge-Ok counts three, and the first comes back when it is rejected.
+    One of four messages is got; Purge-Ok counts three, and the first comes back when it is rejected. What came back is
+    ready, and counts for another Purge beside one that is new.
     """
     channel = await ctx.channel()
     queue = await channel.queue()
@@ -545,6 +546,13 @@ async def purge(ctx: AmqpContext) -> None:
     back = await channel.get_soon(queue)
     ctx.must(back.body == b"got", f"expected what was delivered to come back; seen {back.body!r}")
     ctx.must(await channel.get(queue) is None, "expected what was ready to be purged; seen it")
+    channel.publish("", queue, b"comes back")
+    event = await channel.get_soon(queue, no_ack=False)
+    channel.send("basic.reject", delivery_tag=event.tag, requeue=True)
+    channel.publish("", queue, b"new")
+    await channel.count_becomes(queue, 2)
+    answer = await channel.call("queue.purge", queue=queue)
+    ctx.must(answer["message-count"] == 2, f"expected Purge-Ok to count 2; seen {answer['message-count']}")
 
 
 @amqp_case(
