@@ -255,7 +255,8 @@ class AmqpPlayer(AmqpAsking):
                 self._settle(link, step)
             case plan.Recover():
                 self._recover(link)
-            case plan.Qos() if not step.shared or self.capabilities.get("amqp-shared"):
+            # RabbitMQ takes a limit of each consumer for the end of a shared one: nothing says which of them hold.
+            case plan.Qos() if self.capabilities.get("amqp-shared") if step.shared else not link.shared:
                 self._qos(link, step.count, shared=step.shared)
             case plan.Commit() | plan.Rollback() if link.mode == "tx":
                 self._end_transaction(link, commit=isinstance(step, plan.Commit))
