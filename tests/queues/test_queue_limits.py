@@ -17,6 +17,7 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
 
+from .actor import Actor
 from .conftest import Outcome, QueueBench
 
 Benches = Callable[..., QueueBench]
@@ -272,6 +273,55 @@ def test_a_message_without_bytes_makes_room_too_where_a_late_group_is_over_the_l
     stats = bench.engine.stats("q")
     assert (stats.held_bytes, [group.dropped for group in stats.groups]) == (8, [0, 2])
     assert consumer.values[-1] == ""
+
+
+def test_what_is_refused_in_the_end_costs_no_other_message(bench_with: Benches) -> None:
+    """Lives found it: all that could go was given up, and it did not fit all the same (Q-LIMIT-05)."""
+    retry = {"initial_backoff_s": 60.0, "max_backoff_s": 60.0}
+    bench = bench_with(max_bytes=100, overflow="drop_oldest", retry=retry)
+    consumer = bench.consumer(room=2)
+    for value in ("a" * 40, "b" * 40, "c" * 10):
+        bench.publish(value)
+    bench.turn()
+    assert len(consumer.got) == 2
+    assert _refused(bench, "d" * 30) is QueueErrorCode.FULL
+    bench.publish("e" * 20)
+    bench.turn()
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.held_bytes, stats.groups[0].dropped) == (3, 100, 1), "the c are gone, for the e"
+    consumer.nack(consumer.got[0])
+    bench.turn()
+    assert _refused(bench, "f" * 30) is QueueErrorCode.FULL, "what waits for a second delivery is nobody's to drop"
+    assert bench.engine.stats("q").groups[0].dropped == 1
+
+
+def test_neither_limit_costs_a_message_that_the_other_refuses(bench_with: Benches) -> None:
+    bench = bench_with(max_bytes=100, max_depth=2, overflow="drop_oldest")
+    consumer = bench.consumer(room=1)
+    bench.publish("a" * 80)
+    bench.publish("b")
+    bench.turn()
+    assert len(consumer.got) == 1
+    assert _refused(bench, "c" * 30) is QueueErrorCode.FULL
+    assert bench.engine.stats("q").groups[0].dropped == 0
+
+
+def test_what_is_behind_an_open_transaction_is_not_counted_on(bench_with: Benches) -> None:
+    bench = bench_with(max_bytes=100, overflow="drop_oldest")
+    bench.consumer(room=0)
+    actor = Actor(bench)
+    bench.publish("a" * 10)
+    transaction = actor.begin()
+    actor.publish("b" * 40, transaction)
+    bench.publish("c" * 40)
+    bench.turn()
+    assert _refused(bench, "d" * 30) is QueueErrorCode.FULL
+    assert bench.engine.stats("q").groups[0].dropped == 0
+    actor.commit(transaction)
+    bench.turn()
+    bench.publish("d" * 30)
+    bench.turn()
+    assert bench.engine.stats("q").groups[0].dropped == 2
 
 
 # -- time to live ----------------------------------------------------------------------------------------------------

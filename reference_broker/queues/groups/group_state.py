@@ -82,6 +82,8 @@ class GroupState(SyncPoint, ABC):
         """Bytes of what it has not settled, where the queue limits its bytes."""
         self.out_bytes = 0
         """Those among them that are not ready."""
+        self.back_bytes = 0
+        """Those among them that are ready again: somebody was given them before."""
         self.cursor_total = 0
         """Sum of the cursors of all partitions."""
         self.wake_at = float("inf")
@@ -204,8 +206,9 @@ class GroupState(SyncPoint, ABC):
         """Of what is not settled."""
         self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
         self.held_bytes += sum(place.unsettled_bytes() for place in self.every_place)
-        out = [entry for place in self.every_place for entry in place.pending.values()]
-        self.out_bytes = sum(self.bytes_of(entry) for entry in out if entry.state is not EntryState.WAITING)
+        given = [entry for place in self.every_place for entry in place.pending.values()]
+        self.back_bytes = sum(self.bytes_of(entry) for entry in given if entry.state is EntryState.WAITING)
+        self.out_bytes = sum(map(self.bytes_of, given)) - self.back_bytes
 
     # -- what waits ----------------------------------------------------------------------------------------------
 
@@ -224,7 +227,9 @@ class GroupState(SyncPoint, ABC):
         if not entry.delivery_count:
             self.untried_count += 1
         if self._counts_bytes:
-            self.out_bytes -= self.bytes_of(entry)
+            size = self.bytes_of(entry)
+            self.out_bytes -= size
+            self.back_bytes += size
 
     def stops_waiting(self, entry: PendingEntry) -> None:
         """It waited until now."""
@@ -232,7 +237,9 @@ class GroupState(SyncPoint, ABC):
         if not entry.delivery_count:
             self.untried_count -= 1
         if self._counts_bytes:
-            self.out_bytes += self.bytes_of(entry)
+            size = self.bytes_of(entry)
+            self.out_bytes += size
+            self.back_bytes -= size
 
     # -- beginning -----------------------------------------------------------------------------------------------
 

@@ -132,10 +132,26 @@ class QueueLimits(TimeToLive):
             self.trim_ready(now)
             return
         while limit and self._counted_bytes + size > limit:
-            if size > limit or not self.drop_oldest(now, size):
+            if size > limit or not self._can_free(size) or not self.drop_oldest(now, size):
                 name = self._contents.name
                 text = f"the queue {name!r} holds {self._counted_bytes} of {limit} bytes, too many for {size} more"
                 raise self._refuse(text)
+
+    def _can_free(self, size: int) -> bool:
+        """Whether a message of so many bytes fits once all is given up that may be: else none is for nothing."""
+        if not self._contents.config.overflow.drops:
+            return False
+        groups, limit = self._contents.groups.values(), self._contents.config.max_bytes
+        kept = sum(map(self._bytes_of_open_transactions, self._contents.partitions))
+        if self._contents.config.limits_count is LimitScope.UNSETTLED:
+            kept += max((group.out_bytes + group.back_bytes for group in groups), default=0)
+        return kept + size <= limit
+
+    def _bytes_of_open_transactions(self, partition: QueuePartition) -> int:
+        """And of what is behind them."""
+        end = settled_end(partition)
+        self._agenda.cost += partition.log.next_offset - end >> 6
+        return 0 if partition.sizes is None else partition.sizes.total(end)
 
     def _refuse(self, text: str) -> QueueError:
         self._contents.refused += 1

@@ -239,6 +239,8 @@ class EnqueuePath(ABC):
 
         ``mark``: it is from a producer, whose state the caller keeps.
         """
+        if self._counts_bytes:
+            self.limits.make_byte_room(size, now)
         if self._room <= 0:
             self.limits.make_room(now)
             self._room = max(1, self.contents.certain_room)
@@ -252,8 +254,6 @@ class EnqueuePath(ABC):
         if partition.failure is not None:
             self.contents.refused += 1
             raise partition.failure
-        if self._counts_bytes:
-            self.limits.make_byte_room(size, now)
         priority = None if options is None else options.priority
         lane = NORMAL if priority is None and not self._has_levels else self.lane_of(message, priority)
         headers, topic = self._codec.headers(message, routing_key, lane)
