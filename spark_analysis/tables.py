@@ -170,11 +170,17 @@ told AS (  -- who was not let in is out with the answer
               named_struct('idx', c.first.idx, 'time_ns', c.first.time_ns, 'alive_ns', a.inv_ns), e.last) AS last
     FROM asked a LEFT JOIN answered c ON c.run_id = a.run_id AND c.op = a.inv_idx
     LEFT JOIN ended e ON e.run_id = a.run_id AND e.inv_idx = a.inv_idx
+),
+held_up AS (  -- the broker's last sign of life was sent as early as when the network began to hold it up
+    SELECT t.run_id, t.inv_idx, min(f.from_ns) AS from_ns FROM told t JOIN {faults} f ON f.run_id = t.run_id
+        AND (f.cuts OR f.delays) AND f.from_ns <= t.last.alive_ns AND f.to_ns >= t.last.alive_ns - 500000000
+    GROUP BY t.run_id, t.inv_idx
 )
-SELECT run_id, session, process, expiry_ns, inv_idx, inv_ns, old, coalesce(first.type, 'info') AS status,
+SELECT t.run_id, session, process, expiry_ns, t.inv_idx, inv_ns, old, coalesce(first.type, 'info') AS status,
        coalesce(first.reason = 'present', FALSE) AS present, coalesce(first.idx, -1) AS ok_idx,
-       coalesce(first.time_ns, -1) AS ok_ns, last.time_ns AS end_ns, last.alive_ns
-FROM told
+       coalesce(first.time_ns, -1) AS ok_ns, last.time_ns AS end_ns,
+       if(h.from_ns IS NULL, last.alive_ns, least(last.alive_ns, greatest(inv_ns, h.from_ns))) AS alive_ns
+FROM told t LEFT JOIN held_up h ON h.run_id = t.run_id AND h.inv_idx = t.inv_idx
 """
 
 SCOPES: Final = """

@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from assay.reference_broker.trace.fault_classes import REFUSING
+from assay.reference_broker.trace.fault_classes import CUTTING, DELAYING, REFUSING
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 replace = msgspec.structs.replace
@@ -65,6 +65,9 @@ STEPS = frozenset({OpKind.DECLARE, OpKind.DELETE, OpKind.LOOK})
 SETTLING = frozenset({OpKind.ACK, OpKind.NACK, OpKind.REJECT})
 END_IDX = 2**62
 END_NS = 2**62
+HOLDING_UP = CUTTING | DELAYING
+HELD_UP_NS = 500_000_000
+"""So long after the network is well again, what it held up may still be coming."""
 
 
 class Send(msgspec.Struct, kw_only=True, gc=False):
@@ -575,6 +578,9 @@ class Builder:
 
     def finish(self) -> None:
         """What holds only once everything was read."""
+        for links in self.tables.sessions.values():
+            for link in links:
+                link.alive_ns = self._sent_ns(link)
         for asked, event in self._cancels.items():
             send = self.tables.sends.get(event.value)
             refused = event.type is OpType.FAIL and not any(
@@ -586,6 +592,17 @@ class Builder:
                 send.taken_back = event.index
             if send.status is OpType.OK:
                 send.status = OpType.INFO
+
+    def _sent_ns(self, link: Link) -> int:
+        """When the broker's last sign of life was sent at the earliest: what the network held up came later."""
+        if link.alive_ns == END_NS:
+            return END_NS
+        held_up = [
+            max(link.inv_ns, span.from_ns)
+            for span in self.tables.faults
+            if span.kind in HOLDING_UP and span.from_ns <= link.alive_ns <= span.to_ns + HELD_UP_NS
+        ]
+        return min([link.alive_ns, *held_up])
 
 
 def build_tables(events: Iterable[HistoryEvent]) -> Tables:

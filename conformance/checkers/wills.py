@@ -2,13 +2,15 @@
 
 A will w was left with a connection that ended at w.end (idx, time), by DISCONNECT (``fail``), without (``ok``), or was
 never answered (``info``). The broker may have noticed the end as early as its last sign of life to the client,
-alive_ns. ``back`` is the client's next connection of the same session (accepted and resumed), x the will's delay::
+alive_ns, which is as old as a fault of the network that held it up, and as late as such a fault ended that was active
+at w.end: noticed_ns, else w.end_ns. ``back`` is the client's next connection of the same session (accepted and
+resumed), x the will's delay::
 
     W1 = {(w, g) : w.status = ok, closed(Q, g), g subscribed before w.inv_idx, no delivery of w to g, no crash overlaps
           (w.inv_idx, w.end) or began within x + PATIENCE_NS of it, no fault of a REFUSING kind whose files sessions
           are kept in overlaps (the broker's last start, w.end) or began within x + PATIENCE_NS of it, unless it does
           not stick and was over PATIENCE_NS before alive_ns, the client did not try to come back before
-          w.end_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after w.end_ns}
+          noticed_ns + x + SLACK_NS, and the final read ended more than x + PATIENCE_NS after noticed_ns}
                                                                                                  MQTT-3.1.2-8, 3.1.3-9
     W2 = {d of w : w.status = fail, and no fault that hides things overlaps w's connection or began within SLACK_NS of
           its end, nor did one of the disk, as for W1, with a crash that overlaps (w.end, d);
@@ -102,12 +104,13 @@ def missing(tables: Tables, contract: Contract, queue: str, group: str) -> list[
         delay_ns = max(0, will.send.delay_ns)
         if will.status is not OpType.OK or will.send.queue != queue or will.send.inv_idx < since:
             continue
-        if (queue, group, will.send.value) in tables.main or drain.time_ns < will.end_ns + delay_ns + PATIENCE_NS:
+        due_ns = _noticed_ns(tables, will) + delay_ns
+        if (queue, group, will.send.value) in tables.main or drain.time_ns < due_ns + PATIENCE_NS:
             continue
         link, after = _after(tables, will)
-        if after is not None and delay_ns > 0 and after.inv_ns < will.end_ns + delay_ns + SLACK_NS:
+        if after is not None and delay_ns > 0 and after.inv_ns < due_ns + SLACK_NS:
             continue
-        until_ns = will.end_ns + delay_ns + PATIENCE_NS
+        until_ns = due_ns + PATIENCE_NS
         if disturbed(tables, CRASHING, will.send.inv_idx, will.end_idx, until_ns) or _refused(
             tables, will, 0 if link is None else min(link.alive_ns, will.end_ns), until_ns
         ):
@@ -126,6 +129,12 @@ def missing(tables: Tables, contract: Contract, queue: str, group: str) -> list[
             )
         )
     return rows
+
+
+def _noticed_ns(tables: Tables, will: Will) -> int:
+    """By when the broker knows that the connection ended: not before the network tells it."""
+    spans = (span for span in tables.faults if span.kind in DISTURBING and span.from_ns <= will.end_ns <= span.to_ns)
+    return max((span.to_ns for span in spans), default=will.end_ns)
 
 
 def _refused(tables: Tables, will: Will, alive_ns: int, until_ns: int) -> bool:

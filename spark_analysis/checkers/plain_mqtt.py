@@ -259,13 +259,23 @@ undone AS (
     SELECT DISTINCT c.run_id, c.idx FROM came c JOIN {faults} f ON f.run_id = c.run_id AND f.destroys
     WHERE c.status = 'fail' AND f.from_idx < c.idx AND c.end_idx < f.destroyed_to
 ),
+noticed AS (  -- the broker knows of an end once the network tells it
+    SELECT w.run_id, w.value, max(least(f.to_ns, :never_ns)) AS ns FROM wills w JOIN {faults} f ON f.run_id = w.run_id
+        AND (f.cuts OR f.delays) AND w.end_ns BETWEEN f.from_ns AND f.to_ns
+    GROUP BY w.run_id, w.value
+),
+ended_wills AS (
+    SELECT w.*, coalesce(n.ns, w.end_ns) AS noticed_ns
+    FROM wills w LEFT JOIN noticed n ON n.run_id = w.run_id AND n.value = w.value
+),
 due AS (
-    SELECT w.*, c.consumer_group, c.since FROM wills w JOIN {scopes} c ON c.run_id = w.run_id AND c.queue = w.queue
+    SELECT w.*, c.consumer_group, c.since
+    FROM ended_wills w JOIN {scopes} c ON c.run_id = w.run_id AND c.queue = w.queue
         AND c.listed AND c.closed AND NOT startswith(c.consumer_group, '$share/')
     LEFT ANTI JOIN {main} m ON m.run_id = w.run_id AND m.queue = w.queue AND m.consumer_group = c.consumer_group
         AND m.value = w.value
-    WHERE w.status = 'ok' AND w.inv_idx >= c.since AND c.drained_ns >= w.end_ns + w.wait_ns + :patience_ns
-        AND NOT coalesce(w.wait_ns > 0 AND w.after.inv_ns < w.end_ns + w.wait_ns + :slack_ns, FALSE)
+    WHERE w.status = 'ok' AND w.inv_idx >= c.since AND c.drained_ns >= w.noticed_ns + w.wait_ns + :patience_ns
+        AND NOT coalesce(w.wait_ns > 0 AND w.after.inv_ns < w.noticed_ns + w.wait_ns + :slack_ns, FALSE)
 ),
 newest AS (  -- the will that a group got last
     SELECT m.run_id, m.queue, m.consumer_group, max(s.inv_idx) AS idx
@@ -283,7 +293,7 @@ SELECT d.run_id, 'wills', 'W1',
 FROM due d JOIN {contracts} k ON k.run_id = d.run_id
 LEFT JOIN newest n ON n.run_id = d.run_id AND n.queue = d.queue AND n.consumer_group = d.consumer_group
 LEFT ANTI JOIN kept f ON f.run_id = d.run_id AND f.value = d.value
-    AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
+    AND (f.from_idx < d.end_idx OR f.from_ns <= d.noticed_ns + d.wait_ns + :patience_ns)
 LEFT ANTI JOIN {faults} f ON f.run_id = d.run_id AND f.crashes AND f.to_idx > d.inv_idx
-    AND (f.from_idx < d.end_idx OR f.from_ns <= d.end_ns + d.wait_ns + :patience_ns)
+    AND (f.from_idx < d.end_idx OR f.from_ns <= d.noticed_ns + d.wait_ns + :patience_ns)
 """

@@ -161,6 +161,26 @@ class TestWills:
         rows = history.rows(msgspec.structs.replace(PLAIN, acked_means=means))
         assert [(row.anomaly, row.severity) for row in rows] == [("W1", severity)]
 
+    @pytest.mark.parametrize(
+        ("fault", "healed", "found"), [("clog", 3.0, []), ("clog", 0.6, ["W1"]), ("", 3.0, ["W1"])]
+    )
+    def test_a_broker_notices_an_end_once_the_network_tells_it(
+        self, fault: str, healed: float, found: list[str]
+    ) -> None:
+        """Swarm seed 201136 of mqtt-sessions: the client was back before the broker knew that it had gone."""
+        history = History()
+        history.add("s0.0", OpKind.SUBSCRIBE, OK, queue=SPACE, group="s0")
+        self.connect(history, 0, delay_s=1.0)
+        op = history.add("faults", OpKind.FAULT, INVOKE, detail=f"{fault} producers to_broker") if fault else -1
+        self.end(history, OK)
+        for pause in (healed, 3.1 - healed):
+            history.wait(pause)
+            if op >= 0:
+                history.add("faults", OpKind.FAULT, OK, op=op, detail=f"{fault} producers to_broker")
+                op = -1
+        self.connect(history, 1)
+        assert self.drained(history) == found
+
     def test_a_will_that_came_before_its_session_was_set_back_is_judged(self) -> None:
         history = self.left()
         self.end(history, FAIL)

@@ -430,6 +430,20 @@ class TestSessions:
         assert self.away(0.5, "new", silent_s=1.0) == []
         assert self.away(3.5, "present", fault="partition") == []
 
+    @pytest.mark.parametrize(("healed_s", "found"), [(0.1, []), (0.9, ["S1"])])
+    def test_what_the_network_held_up_is_no_new_sign_of_life(self, healed_s: float, found: list[str]) -> None:
+        """Swarm seed 201193 of mqtt-sessions: what came last had been sent before the connection ended."""
+        history = History()
+        self.connect(history, 0, "new")
+        op = history.add("faults", OpKind.FAULT, INVOKE, detail="partition consumers")
+        history.wait(1.0)
+        history.add("faults", OpKind.FAULT, OK, op=op, detail="partition consumers")
+        history.wait(healed_s)
+        self.end(history, 0)
+        history.wait(0.8)
+        self.connect(history, 1, "new")
+        assert [anomaly for anomaly, _ in history.found(PLAIN)] == found
+
     def test_taken_over(self) -> None:
         history = History()
         self.connect(history, 0, "new", expiry_s=-1)
