@@ -325,7 +325,16 @@ def pair_faults(events: list[FaultEvent]) -> list[FaultSpan]:
             ended = opened.pop(key) if key is not None else None
         if ended is not None:
             ended.to_idx, ended.to_ns = event.idx, event.time_ns
+    for span in spans:
+        if span.kind in STICKING:  # it lasts until the broker was started again
+            restarts = (each for each in spans if each.run_id == span.run_id and each.kind in CRASHING)
+            first = min((each for each in restarts if each.to_idx > span.to_idx), key=_end, default=None)
+            span.to_idx, span.to_ns = (END_IDX, END_IDX) if first is None else _end(first)
     return spans
+
+
+def _end(span: FaultSpan) -> tuple[int, int]:
+    return span.to_idx, span.to_ns
 
 
 class HistoryTooLargeError(ValueError):

@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from assay.reference_broker.trace.fault_classes import CUTTING, DELAYING, REFUSING
+from assay.reference_broker.trace.fault_classes import CRASHING, CUTTING, DELAYING, REFUSING, STICKING
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 replace = msgspec.structs.replace
@@ -112,7 +112,7 @@ class Settlement(msgspec.Struct, kw_only=True, gc=False):
 
 
 class FaultSpan(msgspec.Struct, kw_only=True, gc=False):
-    """A row of ``faults``."""
+    """A row of ``faults``; one of a STICKING kind lasts until the broker was started again."""
 
     kind: str
     detail: str
@@ -578,6 +578,12 @@ class Builder:
 
     def finish(self) -> None:
         """What holds only once everything was read."""
+        faults = self.tables.faults
+        for span in faults:
+            if span.kind in STICKING:
+                restarts = (each for each in faults if each.kind in CRASHING and each.to_idx > span.to_idx)
+                first = min(restarts, key=lambda each: each.to_idx, default=None)
+                span.to_idx, span.to_ns = (END_IDX, END_NS) if first is None else (first.to_idx, first.to_ns)
         for links in self.tables.sessions.values():
             for link in links:
                 link.alive_ns = self._sent_ns(link)

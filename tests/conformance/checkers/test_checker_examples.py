@@ -167,6 +167,41 @@ class TestPhantom:
         history.deliver(history.send(0, status=FAIL))
         assert history.found() == [("A10", "p-0")]
 
+    @pytest.mark.parametrize(
+        ("faults", "severity"),
+        [
+            (("sync_error",), Severity.QUALITY),
+            (("sync_error", "crash"), Severity.SAFETY),
+            (("write_error",), Severity.SAFETY),
+        ],
+    )
+    def test_a_failed_sync_is_told_of_until_the_next_start(self, faults: tuple[str, ...], severity: Severity) -> None:
+        """Swarm seeds 201319 of bad-disk and 201281 of passing-groups: it took a slow disk long to fail."""
+        history = History()
+        for fault in faults:
+            history.fault(fault)
+        value = history.send(0, status=FAIL)
+        history.fault("crash")
+        history.deliver(value)
+        history.settle(value, status=FAIL)
+        history.drain()
+        rows = [(row.anomaly, row.severity) for row in history.rows() if row.anomaly != "F6"]
+        assert rows == [("A10", severity)]
+
+    @pytest.mark.parametrize(
+        ("faults", "found"),
+        [(("sync_error",), []), (("sync_error", "crash"), ["F6"]), (("write_error",), ["F6"])],
+    )
+    def test_what_a_failed_sync_refused_may_be_settled(self, faults: tuple[str, ...], found: list[str]) -> None:
+        history = History()
+        value = history.send(0)
+        for fault in faults:
+            history.fault(fault)
+        history.deliver(value)
+        history.settle(value, status=FAIL)
+        history.drain()
+        assert [row.anomaly for row in history.rows()] == found
+
     def test_unknown_and_delivered_is_a_recovery(self) -> None:
         history = History()
         history.deliver(history.send(0, status=INFO))
