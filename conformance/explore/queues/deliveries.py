@@ -65,8 +65,8 @@ def _judge_letter(source: Copy, before: frozenset[int], told: dict[str, str], wh
     if source.may(Kind.DEAD):
         wanted["_dlq_delivery_count"] = counts
         wanted["_dlq_group"] = {source.group.told or source.group.name}
-        if source.last_holder and not before and told.get("_dlq_delivery_count") != "0":
-            wanted["_dlq_consumer"] = {source.last_holder, *([""] if source.crashed else [])}
+        if consumers := last_consumers(source, before, told):
+            wanted["_dlq_consumer"] = consumers
     if message.place is not None:
         wanted["_dlq_original_partition"] = {str(message.place[0])}
         wanted["_dlq_original_offset"] = {str(message.place[1])}
@@ -76,6 +76,13 @@ def _judge_letter(source: Copy, before: frozenset[int], told: dict[str, str], wh
         if told.get(name) not in values:
             text = f"{where} with {name} {told.get(name)}, not {' or '.join(sorted(values))}"
             raise violation(QueueRule.LETTER_CHANGED, text)
+
+
+def last_consumers(source: Copy, before: frozenset[int], told: dict[str, str]) -> set[str]:
+    """Whom a dead letter may name as the last that had its message; none: it does not say, or it may be anybody."""
+    if not source.last_holder or before or told.get("_dlq_delivery_count") == "0":
+        return set()
+    return {source.last_holder, *([""] if source.crashed else [])}
 
 
 def judge_order(books: Books, copy: Copy, member: Member, count: int, where: str) -> None:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.explore.queues.books import Undo, spots_of, violation
-from assay.conformance.explore.queues.deliveries import judge_content, judge_order, judge_partition, judge_receipt
+from assay.conformance.explore.queues.deliveries import (
+    judge_content,
+    judge_order,
+    judge_partition,
+    judge_receipt,
+    last_consumers,
+)
 from assay.conformance.explore.queues.life import GroupPlan, QueuePlan
 from assay.conformance.explore.queues.limits import Limits
 from assay.conformance.explore.queues.rules import QueueRule
@@ -657,16 +663,20 @@ class Oracle(Limits, Settlements):
 
 
 def _is_another(letter: Message, told: dict[str, str]) -> tuple[bool, ...]:
-    """Of several dead letters of one message: its count does not fit, its reason, its place; it need not be there."""
+    """Of several dead letters of one message: its count does not fit, its reason, its place, its consumer; it need not
+    be there."""
     source = letter.source
     if source is None:
-        return False, False, False, False
+        return (False,) * 5
     counts = letter.counts_before | {spot.deliveries for spot in source.spots if spot.kind is Kind.DEAD}
     is_of_another_reason = bool(source.reason) and told.get("_dlq_reason") != source.reason
     is_of_another_count = told.get("_dlq_delivery_count", "") not in {str(count) for count in counts}
     place = source.message.place
     is_of_another_place = place is not None and told.get("_dlq_original_offset") != str(place[1])
-    return is_of_another_count, is_of_another_reason, is_of_another_place, not letter.is_there
+    consumers = last_consumers(source, letter.counts_before, told)
+    is_of_another_consumer = bool(consumers) and told.get("_dlq_consumer") not in consumers
+    fits = is_of_another_count, is_of_another_reason, is_of_another_place, is_of_another_consumer
+    return *fits, not letter.is_there
 
 
 def _is_looser(one: QueuePlan, other: QueuePlan) -> bool:

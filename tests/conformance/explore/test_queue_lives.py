@@ -49,6 +49,13 @@ WHOLE = QueueLife(
     ),
 )
 """A bit of everything."""
+BEHIND_A_TRANSACTION = QueueLife(
+    queues=(QueuePlan(),),
+    groups=(GroupPlan(), GroupPlan(latest=True)),
+    consumers=(ConsumerPlan(), ConsumerPlan(group=1)),
+    steps=(plan.Begin(), plan.Publish(transaction=True), plan.Join(consumer=1)),
+)
+"""A group begins behind a message that is taken back later: its figures are as right before as after."""
 
 
 LEGAL = (
@@ -95,6 +102,7 @@ def test_a_life_of_everything_is_played_to_its_end(nursery: Nursery) -> None:
     with Campaign(load_target("reference"), game="queues", nursery=nursery) as campaign:
         campaign.play(WHOLE)
         sent = [line.decoded for line in campaign.player.transcript() if line.direction == "send"]
+        campaign.play(BEHIND_A_TRANSACTION)
     for topic in ("$ack", "$nack", "$reject", "$txn/commit", "$cancel", "stats", "$dlq"):
         assert any(topic in text for text in sent), topic
 
