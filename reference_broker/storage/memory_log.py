@@ -13,7 +13,9 @@ from assay.reference_broker.storage.segment import AppendedBatch, Segment
 from assay.reference_broker.storage.segment_scan import Damage
 
 RECORD_BYTES: Final = 128
-"""What a record takes beside its content."""
+"""What a record takes beside its content and its headers."""
+HEADER_BYTES: Final = 96
+"""What a header takes beside its content: a tuple, and a byte string, since its name is mostly one of all."""
 
 
 class MemorySegment(Segment):
@@ -69,7 +71,10 @@ class MemoryLog(SegmentedLog):
 
     def collect(self, records: Sequence[NewRecord], size_bytes: int, *, transactional: bool) -> None:
         """They are in the log with that."""
-        size_bytes += RECORD_BYTES * len(records)
+        headers = records[0][3]
+        is_shared = headers is records[-1][3]  # as in a run of like messages
+        count = len(headers) if is_shared else sum([len(record[3]) for record in records])
+        size_bytes += RECORD_BYTES * len(records) + HEADER_BYTES * count
         if not self._segments or self.is_full(size_bytes, records[0][0]):
             self.roll()
         segment = self._segments[-1]
