@@ -521,7 +521,7 @@ class LogQueueFiles:
                 if self._disk.exists(path):
                     with contextlib.closing(self._disk.open(path)) as file:
                         header = decode_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
-                        is_begun |= header is not None and _says_something(file, header)
+                        is_begun = is_begun or (header is not None and _says_something(file, header))
                     problem = "its header is damaged"
                 elif is_begun:
                     header, problem = None, "it is missing"

@@ -307,19 +307,19 @@ def test_neither_limit_costs_a_message_that_the_other_refuses(bench_with: Benche
 
 
 def test_what_is_behind_an_open_transaction_is_not_counted_on(bench_with: Benches) -> None:
-    bench = bench_with(max_bytes=100, overflow="drop_oldest")
+    bench = bench_with(max_bytes=200, overflow="drop_oldest")
     bench.consumer(room=0)
     actor = Actor(bench)
     bench.publish("a" * 10)
     transaction = actor.begin()
     actor.publish("b" * 40, transaction)
-    bench.publish("c" * 40)
+    bench.publish("c" * 80)
     bench.turn()
-    assert _refused(bench, "d" * 30) is QueueErrorCode.FULL
+    assert _refused(bench, "d" * 60) is QueueErrorCode.FULL
     assert bench.engine.stats("q").groups[0].dropped == 0
     actor.commit(transaction)
     bench.turn()
-    bench.publish("d" * 30)
+    bench.publish("d" * 60)
     bench.turn()
     assert bench.engine.stats("q").groups[0].dropped == 2
 
