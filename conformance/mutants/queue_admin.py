@@ -18,6 +18,7 @@ from assay.reference_broker.queues.admin.admin_request import AdminRequest
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.jobs.confirms import Confirm, ignore
+from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.queues.operations import purge
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry import registry
@@ -26,6 +27,7 @@ from assay.reference_broker.queues.registry.removal import Removal
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import queue_store
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 
 @mutant("queue-answers-without-correlation", "answers of the administration lack the correlation data")
@@ -95,8 +97,21 @@ def ignored(patch: Patch) -> None:
     patch.wrap(registry, "with_settings", make)
 
 
-@mutant("queue-delete-keeps-the-messages", "deleting a queue leaves the files of its partitions")
+@mutant("queue-delete-keeps-the-messages", "deleting a queue leaves its messages, on disk or in memory")
 def keeps_messages(patch: Patch) -> None:
+    kept: dict[str, PartitionLog] = {}
+
+    def make_open(original: Callable[..., PartitionLog]) -> Callable[..., PartitionLog]:
+        def open_partition(self: LogQueueFiles, index: int) -> PartitionLog:
+            log = original(self, index)
+            place = f"{self.description.current.name}/{index}"
+            if place in kept and not log.next_offset:
+                log.append([NewRecord(*record[1:]) for record in kept[place].read(0, 100)])
+            kept[place] = log
+            return log
+
+        return open_partition
+
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def remove(disk: Disk, path: str) -> None:
             if "/partitions" not in path:
@@ -105,6 +120,7 @@ def keeps_messages(patch: Patch) -> None:
         return remove
 
     patch.wrap(queue_store, "remove_tree", make)
+    patch.wrap(LogQueueFiles, "open_partition", make_open)
 
 
 @mutant("queue-delete-forgets-the-groups", "deleting a queue leaves the logs of its groups")
