@@ -20,6 +20,15 @@ from assay.conformance.partitioners import fnv1a
 from assay.conformance.wire import Properties, Publish
 
 NONCE = "0123456789abcdef"
+LETTER_OF_THE_FIRST = {
+    "_dlq_original_queue": "q",
+    "_dlq_original_topic": "$queue/q",
+    "_dlq_group": "g",
+    "_dlq_original_partition": "0",
+    "_dlq_original_offset": "0",
+    "_dlq_delivery_count": "1",
+}
+"""What a dead letter tells of a message that was delivered once."""
 
 
 class Bench:
@@ -308,29 +317,13 @@ def test_of_two_letters_of_a_message_one_is_meant_by_its_reason() -> None:
     bench.gives(again, message, 0)
     bench.oracle.settle(again, [bench.copy(message)], "reject", 0, "why", None, None)(True, ())
     reader = bench.join("reader", "letters", bench.letters)
-    history = {
-        "_dlq_original_queue": "q",
-        "_dlq_original_topic": "$queue/q",
-        "_dlq_group": "g",
-        "_dlq_original_partition": "0",
-        "_dlq_original_offset": "0",
-        "_dlq_delivery_count": "1",
-    }
-    bench.gives(reader, message, 0, **history, _dlq_reason="max retries exceeded", _dlq_consumer="c")
-    bench.gives(reader, message, 1, **history, _dlq_reason="why", _dlq_consumer="again")
+    bench.gives(reader, message, 0, **LETTER_OF_THE_FIRST, _dlq_reason="max retries exceeded", _dlq_consumer="c")
+    bench.gives(reader, message, 1, **LETTER_OF_THE_FIRST, _dlq_reason="why", _dlq_consumer="again")
 
 
 def test_of_two_letters_of_a_message_one_is_meant_by_its_consumer() -> None:
     """It was given up after a consumer, its group was reset, and it was given up once more after another."""
     bench = Bench(max_retries=0, timeout_s=50)
-    history = {
-        "_dlq_original_queue": "q",
-        "_dlq_original_topic": "$queue/q",
-        "_dlq_group": "g",
-        "_dlq_original_partition": "0",
-        "_dlq_original_offset": "0",
-        "_dlq_delivery_count": "1",
-    }
     member, message = bench.join(), bench.publish()
     bench.gives(member, message, 0)
     bench.moves(300_000)
@@ -339,10 +332,10 @@ def test_of_two_letters_of_a_message_one_is_meant_by_its_consumer() -> None:
     bench.gives(again, message, 0)
     bench.moves(300_000)
     reader = bench.join("reader", "letters", bench.letters)
-    accused("Q-DLQ-01", lambda: bench.gives(reader, message, 0, **history, _dlq_consumer="nobody"))
-    bench.gives(reader, message, 0, **history, _dlq_consumer="c")
-    accused("Q-DLQ-01", lambda: bench.gives(reader, message, 1, **history, _dlq_consumer="c"))
-    bench.gives(reader, message, 1, **history, _dlq_consumer="again")
+    accused("Q-DLQ-01", lambda: bench.gives(reader, message, 0, **LETTER_OF_THE_FIRST, _dlq_consumer="nobody"))
+    bench.gives(reader, message, 0, **LETTER_OF_THE_FIRST, _dlq_consumer="c")
+    accused("Q-DLQ-01", lambda: bench.gives(reader, message, 1, **LETTER_OF_THE_FIRST, _dlq_consumer="c"))
+    bench.gives(reader, message, 1, **LETTER_OF_THE_FIRST, _dlq_consumer="again")
 
 
 def test_what_was_given_back_untried_is_not_counted_but_for_a_kill() -> None:
