@@ -152,6 +152,8 @@ class World:
         self.confirmed: set[str] = set()
         self.tried: dict[str, set[str]] = {}
         """By group: messages that somebody tried to settle for good."""
+        self.begun: set[str] = set()
+        """Groups of which somebody was told that they are there: the others may begin anew after a kill."""
         self.rests = self.left = 0
         """How often a broker came to rest, and how many messages waited for room then."""
 
@@ -215,11 +217,11 @@ class Life:
             self.check_refusal(error)
             return
         self.held[group] = {}
-        if group not in self.world.tried:
+        if group not in self.world.begun:
             # What all others have settled may be gone.
             begins_late = self.world.queue.group.start is GroupStart.LATEST
             self.world.tried[group] = set(map(str, range(self.world.sent))) if begins_late else set(self.settled)
-        self.engine.when_begun(consumer, self.answered())
+        self.engine.when_begun(consumer, self.answered(lambda: self.world.begun.add(group)))
 
     def settle(self, group: str) -> None:
         place = self.rng.choice(list(self.held[group]))
