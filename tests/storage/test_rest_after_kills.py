@@ -357,8 +357,9 @@ def live(world: World, lives: int) -> None:
         {},
         {"ordering": Ordering.NONE, "group": GroupConfig(start=GroupStart.LATEST)},
         {"ordering": Ordering.PLACE, "durability": Durability.INTERVAL},
+        {"durability": Durability.INTERVAL, "group": GroupConfig(start=GroupStart.LATEST)},
     ],
-    ids=["in order", "shared", "interval"],
+    ids=["in order", "shared", "interval", "interval, from the latest"],
 )
 def test_a_broker_that_rests_after_kills_has_delivered_what_it_can(fields: dict[str, Any]) -> None:
     seed = random.randrange(2**32)

@@ -244,8 +244,8 @@ class GroupState(SyncPoint, ABC):
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin(self, *, waits: bool) -> None:
-        """It was made just now. ``waits``: whatever its queue promises."""
-        self.is_new = self._confirm_when_synced or waits
+        """It was made just now. ``waits``: whatever its queue promises. What is not written goes with the broker."""
+        self.is_new = waits or not self._volatile
         self.when_begun(ignore)
 
     def when_begun(self, confirm: Confirm) -> None:
