@@ -508,8 +508,9 @@ class LogQueueFiles:
     def groups(self) -> list[StoredGroup]:
         """See :meth:`QueueFiles.groups`. A log that is missing, or whose header is unreadable, is noted.
 
-        Where a group begins is written with its log and synced before anybody is told of it. A log without that and
-        without a mark is what a loss of power left of one that did not come so far: it goes.
+        Where a group begins is written with its log before anybody is told of it. A log without that, without a mark
+        and without a snapshot is what a loss of power, or a kill, left of one that did not come so far: it is of no
+        group, and stays for the next of that name, which puts damaged bytes aside.
         """
         found: list[StoredGroup] = []
         with self._reads(f"{self._folder}/consumers"):
@@ -517,8 +518,11 @@ class LogQueueFiles:
         for name in names:
             path = f"{self._folder}/consumers/{name}/{name}{LOG_SUFFIX}"
             with self._reads(path):
-                is_begun = self._disk.exists(path.removesuffix(LOG_SUFFIX) + MARK_SUFFIX)
+                stem = path.removesuffix(LOG_SUFFIX)
+                has_snapshot = any(self._disk.exists(stem + suffix) for suffix in (".pel", ".cur"))
+                is_begun = self._disk.exists(stem + MARK_SUFFIX)
                 if self._disk.exists(path):
+                    is_begun = is_begun or has_snapshot
                     with contextlib.closing(self._disk.open(path)) as file:
                         header = decode_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
                         is_begun = is_begun or (header is not None and _says_something(file, header))
@@ -526,13 +530,11 @@ class LogQueueFiles:
                 elif is_begun:
                     header, problem = None, "it is missing"
                 else:
-                    if any(self._disk.exists(path.removesuffix(LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
+                    if has_snapshot:
                         self._note(path, "it is missing: unless the group was being deleted, it begins anew")
                     continue
             if not is_begun:
                 self._note(path, "it was never whole on disk: the group has not begun")
-                with contextlib.suppress(OSError):
-                    GroupRemoval(self._disk, f"{self._folder}/consumers/{name}", name, self._note).run()
             elif header is None:
                 self._note(path, f"{problem}; what the group settled since its last snapshot comes again")
                 group = decode_name(name)

@@ -132,7 +132,23 @@ def test_a_log_that_was_never_whole_on_disk_is_of_no_group() -> None:
     store, files = opened(disk)
     assert groups(files) == []
     assert [note.problem.partition(":")[0] for note in store.recovery_notes()] == ["it was never whole on disk"]
-    assert disk.list(FOLDER) == []
+    begun(files)
+    store, files = opened(disk)
+    assert groups(files) == ["g"]
+    assert not store.recovery_notes()
+
+
+@pytest.mark.parametrize("kept", [".group", ".cur", ".pel"])
+def test_a_damaged_log_is_of_its_group_where_anything_says_that_it_began(kept: str) -> None:
+    disk = MemoryDisk()
+    _, files = opened(disk)
+    begun(files)
+    disk.remove(f"{FOLDER}/g.group")
+    disk.open(f"{FOLDER}/g{kept}", create=True).close()
+    disk.open(f"{FOLDER}/g.pel.log").write_at(0, b"no header")
+    store, files = opened(disk)
+    assert groups(files) == ["g"]
+    assert [note.problem.partition(";")[0] for note in store.recovery_notes()] == ["its header is damaged"]
 
 
 @pytest.mark.parametrize("durability", ["interval", "fsync"])

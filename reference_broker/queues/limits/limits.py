@@ -131,8 +131,10 @@ class QueueLimits(TimeToLive):
         if size > limit and self.drops_what_comes:
             self.trim_ready(now)
             return
+        is_worth_it = False
         while limit and self._counted_bytes + size > limit:
-            if size > limit or not self._can_free(size) or not self.drop_oldest(now, size):
+            is_worth_it = is_worth_it or self._can_free(size)
+            if not is_worth_it or not self.drop_oldest(now, size):
                 name = self._contents.name
                 text = f"the queue {name!r} holds {self._counted_bytes} of {limit} bytes, too many for {size} more"
                 raise self._refuse(text)
