@@ -3,8 +3,9 @@
 Claimed only when the contract's order is ``per_producer_key``. Take the *first* main deliveries: per subject
 (queue, group, value) the delivery of least idx; keep those whose send s has status ok (an unconfirmed message may have
 travelled on a connection that the producer had given up), and, when contract.redelivery_may_reorder, drop those with
-``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it). Those
-that were sent again to a group that had subscribed meanwhile are dropped, too: it never gets what came first.
+``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it). Of
+those sent before the group subscribed are dropped, too: what was sent again, as it never gets what came first, and what
+comes after a fault that may have undone that an earlier session of its client ended, whose messages it has then.
 Messages with a delay take no part, nor do shared subscriptions, whose order MQTT leaves open (5.0, 4.6).
 A stream is (queue, group, s.producer, s.key, s.lane), where no lane means lane 2. In plain MQTT, whose keys are
 topic and QoS, that is MQTT-4.6.0-5. ::
@@ -24,7 +25,7 @@ Severity: ``safety``. ``index`` is b's.
 from __future__ import annotations
 
 from assay.conformance.checkers.anomaly import Anomaly
-from assay.conformance.checkers.excuses import CRASHING, POWER, active
+from assay.conformance.checkers.excuses import CRASHING, POWER, active, destruction_by
 from assay.conformance.checkers.tables import SHARE_PREFIX, Tables
 from assay.reference_broker.trace.results import Severity
 from assay.reference_broker.trace.schema import Contract, OpType, OrderGuarantee
@@ -67,12 +68,16 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     streams: dict[tuple[str, str, str, str, int], _Stream] = {}
     rows = []
     may_reorder = contract.redelivery_may_reorder
+    destructions = destruction_by(tables, contract)
     for (queue, group, value), events in tables.main.items():  # in order of the first deliveries
         event = events[0]
         send = sends.get(value)
         if send is None or send.status is not OpType.OK or send.delay_ns >= 0 or group.startswith(SHARE_PREFIX):
             continue
-        if send.invocations > 1 and send.inv_idx < tables.subscribed.get((queue, group), -1):
+        since = tables.subscribed.get((queue, group), -1)
+        if send.inv_idx < since and (
+            send.invocations > 1 or any(fault.excuses(since, event.index) for fault in destructions)
+        ):
             continue
         if may_reorder and (event.redelivered or event.delivery_count > 1):
             continue

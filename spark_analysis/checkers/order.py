@@ -3,7 +3,8 @@
 Of two deliveries at consumers that are connected at the same time nothing is known; what counts is an earlier delivery
 to the same consumer, or one before this consumer came. After a crash the broker may no longer know that it had
 delivered the message before, to a third consumer that never saw it; then only the same consumer's deliveries count.
-What was sent again to a group that had subscribed meanwhile counts for nothing: it never gets what came first.
+What was sent again to a group that had subscribed meanwhile counts for nothing: it never gets what came first. Nor does
+what was sent before it subscribed, once a fault may have undone that an earlier session of its client ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 from typing import Final
 
 ORDER: Final = """
-WITH firsts AS (
+WITH revived AS (  -- an earlier session's, whose end was undone
+    SELECT DISTINCT m.run_id, m.idx FROM {main} m
+    JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value
+    JOIN {scopes} c ON c.run_id = m.run_id AND c.queue = m.queue AND c.consumer_group = m.consumer_group
+    JOIN {faults} f ON f.run_id = m.run_id AND f.destroys AND c.since < f.destroyed_to AND f.from_idx < m.idx
+    WHERE m.nth = 1 AND s.inv_idx < c.since
+),
+firsts AS (
     SELECT m.run_id, m.queue, m.consumer_group, s.producer, concat_ws(' ', s.lane, s.key) AS key,
            m.process, m.idx, m.value, s.seq, s.inv_idx, s.cpl_idx, p.since
     FROM {main} m
@@ -19,6 +27,7 @@ WITH firsts AS (
     JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
     JOIN {started} p ON p.run_id = m.run_id AND p.process = m.process
     JOIN {scopes} c ON c.run_id = m.run_id AND c.queue = m.queue AND c.consumer_group = m.consumer_group
+    LEFT ANTI JOIN revived r ON r.run_id = m.run_id AND r.idx = m.idx
     WHERE m.nth = 1 AND NOT (s.invocations > 1 AND s.inv_idx < c.since)
         AND s.delay_ns < 0 AND NOT startswith(m.consumer_group, '$share/')
         AND NOT (k.redelivery_may_reorder AND (m.redelivered OR m.delivery_count > 1))

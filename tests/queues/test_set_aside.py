@@ -236,3 +236,41 @@ def test_a_decision_waits_for_a_queue_that_was_set_aside(bench_with: BenchWith, 
     consumers = bench.consumer(), bench.consumer(queue="r")
     bench.turn()
     assert [consumer.values for consumer in consumers] in ([["a"], ["b"]], [[], []])
+
+
+@pytest.mark.parametrize("rounds", range(7))
+def test_producers_that_a_kill_cut_short_are_known_of_without_the_transactions(
+    bench_with: BenchWith, rounds: int
+) -> None:
+    """A kill as a partition gets its first producer; then a start that can read the queue alone loses no commit."""
+    disk = MemoryDisk()
+    bench = bench_with(disk)
+    bench.publish("plain")
+    bench.turn()
+    Actor(bench).publish("numbered", sequence=0)
+    for _ in range(rounds):
+        bench.engine.dispatch(bench.now)
+        for job in bench.engine.take_jobs(bench.now)[:1]:
+            job.run()
+            bench.engine.job_done(job, None, bench.now)
+    bench.restart()
+    actor = Actor(bench, "again")
+    transaction = actor.begin()
+    actor.publish("committed", transaction)
+    actor.commit(transaction)
+    bench.turn()
+    bench.engine.close(bench.now)
+    [log] = [name for name in disk.list("transactions/log") if name.endswith(".seg")]
+    kept = files_of(disk, "transactions")
+    disk.remove(f"transactions/log/{log}")
+    write(disk, f"transactions/log/{7:020d}.seg", b"")
+    bench.restart()
+    assert bench.engine.unusable_queues() == ["q"]
+    bench.engine.close(bench.now)
+    disk.remove(f"transactions/log/{7:020d}.seg")
+    for path, content in kept.items():
+        write(disk, path, content)
+    bench.restart()
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values in (["plain", "numbered", "committed"], ["plain", "committed"])

@@ -63,6 +63,8 @@ def recover(
                 break
             partition.produced = produced
             queue.has_producers = True
+            # Killed between the coordinator's record and the queue's description, only the first knew of producers.
+            queue.remember_producers(partition.index)
             if is_cut:
                 try:
                     coordinator.save_partition(name, partition.index, produced.snapshot(produced.covered))

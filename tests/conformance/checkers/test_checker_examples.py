@@ -362,6 +362,23 @@ class TestOrder:
         history.deliver("p-0")
         assert history.found() == ([("D8", "p-0")] if accused else [])
 
+    @pytest.mark.parametrize(
+        ("fault", "late", "accused"), [("bit_rot", True, 0), ("bit_rot", False, 1), ("crash", True, 1)]
+    )
+    def test_damage_may_bring_back_what_an_earlier_session_had(self, fault: str, late: bool, accused: int) -> None:
+        """Swarm seed 201672 of mqtt-sessions: that the earlier one had ended stood where the bits rotted."""
+        history = History()
+        if late:
+            history.send(0)
+        history.add("c", OpKind.SUBSCRIBE, OK, queue="q", group="g")
+        if not late:
+            history.send(0)
+        later = history.send(1)
+        history.fault(fault)
+        history.deliver(later)
+        history.deliver("p-0")
+        assert history.found() == [("D8", "p-0")] * accused
+
     @pytest.mark.parametrize(("fault", "found"), [("power_loss", []), ("crash", [("D8", "p-0")])])
     def test_power_may_take_one_of_two_that_were_not_confirmed(self, fault: str, found: list[tuple[str, str]]) -> None:
         """Swarm seed 200361 of mqtt-flaky-network: its producer sent it again, after the one that was left."""
