@@ -29,7 +29,7 @@ import yaml
 from assay.reference_broker.trace.integrity import READ_ERRORS
 from assay.reference_broker.trace.results import RunResult, read_result
 from assay.reference_broker.trace.schema import LatencyOperation
-from assay.sim.models.broker import MODEL, BrokerParameters, Durability, Measured, predicted, read_load
+from assay.sim.models.broker import MODEL, BrokerParameters, Durability, Measured, predicted, read_loads
 from assay.sim.models.model import MODEL_SCHEMA, Floats, ModelError, load_parameters
 
 _SHARES: Final = {"dispatch_s": 0.4, "settle_s": 0.6}
@@ -104,24 +104,25 @@ def fit(storage: Path, queue: Path, loads: Sequence[Path], seed: int) -> dict[st
     if loads:
         values = {name: value for name, (value, _) in found.items()}
         base, _ = load_parameters(MODEL, None, {**values, "messages": _FITTED_MESSAGES})
-        measured = [each for load in loads for each in _sound(load)]
-        if len(loads) == 1:
+        measured = _sound(loads)
+        rates = sorted({each.rate_per_s for each in measured})
+        if len(rates) == 1:
             told = {"turn_s": _turn_s(base, measured[0], seed)}
             source = "meets the median confirm, less the null broker's"
         else:
             told = _nearest(base, measured, seed)
             source = "nearest to p50 and p99 of confirms and deliveries"
-        rates = ", ".join(f"{rate:g}" for rate in sorted({each.rate_per_s for each in measured}))
-        found |= {name: (value, f"assay load run at {rates}/s: {source}") for name, value in told.items()}
+        at = ", ".join(f"{rate:g}" for rate in rates)
+        found |= {name: (value, f"assay load run at {at}/s: {source}") for name, value in told.items()}
     return found
 
 
-def _sound(load: Path) -> list[Measured]:
-    """What a run says, the confirms first."""
-    measured = sorted(read_load(load), key=lambda each: each.operation is not LatencyOperation.PUBLISH_TO_ACK)
+def _sound(loads: Sequence[Path]) -> list[Measured]:
+    """What the runs say, by rate, the confirms first."""
+    measured = sorted(read_loads(loads), key=lambda each: each.operation is not LatencyOperation.PUBLISH_TO_ACK)
     for each in measured:
         if each.doubt:
-            message = f"{load} says nothing of the broker: {each.doubt}"
+            message = f"a run at {each.rate_per_s:g}/s says nothing of the broker: {each.doubt}"
             raise ModelError(message)
     return measured
 

@@ -150,6 +150,24 @@ def test_a_turn_is_fitted_to_a_run_and_other_rates_are_predicted(benches: Path, 
         fit(benches / "storage", benches / "queue", [late], 1)
 
 
+def test_runs_at_one_rate_count_by_their_median_and_one_that_says_nothing_does_not(tmp_path: Path) -> None:
+    true = parameters(network_s=0.0)
+    quiet = played(true, LOW)
+    runs = [load_run(tmp_path / f"{times}", LOW, {each: times * quiet[each] for each in quiet}) for times in (1, 9, 1)]
+    late = [load_run(tmp_path / f"late {each}", LOW, played(true, LOW, 9.0), lateness_ms=30.0) for each in range(4)]
+    measured = {each.operation: each for each in broker.read_loads([*runs, *late])}
+    assert len(measured) == 2
+    for operation, latencies_s in quiet.items():
+        each = measured[operation]
+        assert (each.runs, each.found.count, each.doubt) == (3, 12_000, "")
+        assert each.found.p99_us == pytest.approx(float(np.quantile(latencies_s, 0.99)) * 1e6)
+        assert each.found.p50_us == pytest.approx(float(np.quantile(latencies_s, 0.5)) * 1e6)
+    outcome = broker.compare(true, 1, [*runs, *late], lambda _what, _share: None)
+    assert {row.verdict for row in outcome.rows} == {Verdict.PASS}, outcome.rows
+    assert any("median of 3 runs" in row.method for row in outcome.rows)
+    assert all(each.doubt for each in broker.read_loads(late))
+
+
 def test_several_runs_tell_what_waking_up_adds_and_how_much_turns_differ(
     benches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
