@@ -45,6 +45,8 @@ class FaultDraw(msgspec.Struct, frozen=True, kw_only=True):
     """What it did to the disk shows once the machine was off: such a schedule ends with a loss of power."""
     shown_by: FaultKind | None = None
     """What it did wrong shows only where the broker ends in this way meanwhile, or soon after."""
+    shown: float = 0.4
+    """Chance that it does."""
 
 
 _REVEALING: Final = 4.0
@@ -124,9 +126,10 @@ FAULT_DRAWS: Final[dict[FaultKind, FaultDraw]] = {
     FaultKind.LYING_SYNC: FaultDraw(for_s=Spread(0.02, 2.0), most=1, chance=0.4, shown_by=FaultKind.POWER_LOSS),
     FaultKind.SLOW_DISK: FaultDraw(
         for_s=Spread(0.05, 3.0),
-        parameters={"latency_ms": Spread(30, 2_000), "jitter_ms": PartOf("latency_ms")},
+        parameters={"latency_ms": Spread(100, 2_000), "jitter_ms": PartOf("latency_ms")},
         weight=2.0,
         shown_by=FaultKind.POWER_LOSS,
+        shown=0.8,  # slowness alone is no harm: what was taken for done too soon only an end shows
     ),
     FaultKind.LOST_WRITE: FaultDraw(
         for_s=Spread(0.05, 2.0), parameters=_ONE_OF_DATA, most=1, chance=0.5, shows_without_power=True

@@ -53,8 +53,6 @@ _WITHIN: Final = 0.25
 """Chance that a fault comes while another lasts: what a slow or lying disk has not done, only an end then shows."""
 _BACKLOG: Final = 0.3
 """Chance that messages pile up before the broker ends: of those that everybody had settled none can be missed."""
-_REVEALED: Final = 0.4
-"""Chance that the broker, or its machine, ends while its disk does something wrong, or right after."""
 _ILL: Final = 0.3
 """Chance that the disk refuses calls of the start that follows, or what the broker asks of it first when it is up: what
 it has in memory later it reads then."""
@@ -320,11 +318,11 @@ def _companions(
     """What a fault needs beside it to show."""
     found: list[Fault] = []
     end = fault
-    shown_by = FAULT_DRAWS[fault.kind].shown_by
-    if shown_by is not None:
-        wanted, share, down_s = rng.random() < _REVEALED, rng.random(), Spread(0.001, 0.5).draw(rng, {})
+    row = FAULT_DRAWS[fault.kind]
+    if row.shown_by is not None:
+        wanted, share, down_s = rng.random() < row.shown, rng.random(), Spread(0.001, 0.5).draw(rng, {})
         at_s = round(fault.at_s + share * (fault.for_s + _SOON_S.high), 6)
-        end = Fault(at_s=at_s, kind=shown_by, for_s=min(down_s, healed_s - at_s), target=fault.target)
+        end = Fault(at_s=at_s, kind=row.shown_by, for_s=min(down_s, healed_s - at_s), target=fault.target)
         if not wanted or end.for_s <= 0 or not _fits(end, others, FAULT_DRAWS[end.kind]):
             return []
         found.append(end)
