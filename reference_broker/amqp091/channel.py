@@ -12,6 +12,7 @@ from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.declarations import HANDLERS as DECLARATIONS
 from assay.reference_broker.amqp091.handles import ConnectionHandle
 from assay.reference_broker.amqp091.publishing import Publishing
+from assay.reference_broker.amqp091.refusals import reply_to
 from assay.reference_broker.amqp091.runs import ACK, GET, PUBLISH, Head, PublishRun, Way
 from assay.reference_broker.amqp091.service import Amqp091
 from assay.reference_broker.amqp091.topology import VirtualHost
@@ -19,32 +20,9 @@ from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicPropert
 from assay.reference_broker.amqp091.wire.frames import HEARTBEAT_CHANNEL, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueError
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.trace.schema import TraceKind
-
-_REPLIES: Final = {
-    QueueErrorCode.UNKNOWN_QUEUE: (Reply.NOT_FOUND, "queue.declare.passive.passive"),
-    QueueErrorCode.BAD_ADDRESS: (Reply.PRECONDITION_FAILED, "queue.declare.queue.syntax"),
-    QueueErrorCode.BAD_OPTION: (Reply.PRECONDITION_FAILED, "rmq.x-queue-type"),
-    QueueErrorCode.EXISTS: (Reply.PRECONDITION_FAILED, "rmq.redeclare.equivalence"),
-    QueueErrorCode.IN_USE: (Reply.PRECONDITION_FAILED, "queue.delete.if-unused.in-use"),
-    QueueErrorCode.NOT_ALLOWED: (Reply.ACCESS_REFUSED, "sec.2.3.6.exceptions"),
-    QueueErrorCode.TOO_LARGE: (Reply.CONTENT_TOO_LARGE, "rmq.max-message-size"),
-    QueueErrorCode.MISFIT: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
-    QueueErrorCode.FULL: (Reply.PRECONDITION_FAILED, "rmq.confirm.reject-publish"),
-    QueueErrorCode.QUOTA: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),
-    QueueErrorCode.LIMIT: (Reply.PRECONDITION_FAILED, "queue.declare.minimum-queues"),
-    QueueErrorCode.NOT_PENDING: (Reply.PRECONDITION_FAILED, "delivery-tag.channel-local"),
-    QueueErrorCode.BAD_CURSOR: (Reply.PRECONDITION_FAILED, "rmq.x-queue-type"),
-}
-"""What the engine refuses, as a reply with its rule; the rest is an internal error."""
-
-
-def reply_to(error: QueueError) -> AmqpError:
-    """What a client is told of what the engine refused."""
-    code, rule = _REPLIES.get(error.code, (Reply.INTERNAL_ERROR, ""))
-    return AmqpError(code, error.text, rule=rule)
 
 
 class _Content:
@@ -79,6 +57,8 @@ class Channel:
         self._content: _Content | None = None
         self._waiting: deque[tuple[int, bytes]] | None = None
         """Frames that came while a method's answer waits for the engine."""
+        self._is_in_line = False
+        """The next turn handles them."""
 
     @property
     def vhost(self) -> VirtualHost:
@@ -276,10 +256,19 @@ class Channel:
     # -- answers that wait -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """It is answered."""
+        """It is answered. What waited is handled by the next turn: whoever answers may be in the middle of something
+        that the next frame would change, as the deletion of a queue."""
+        if not self._waiting:
+            self._waiting = None
+        elif not self._is_in_line:
+            self._is_in_line = True
+            self.connection.broker.unfinished.append(self)
+
+    def go_on(self, now: float) -> None:
+        """As :class:`Unfinished`: frames that waited for an answer."""
+        self._is_in_line = False
         waiting, self._waiting = self._waiting or deque(), None
         connection = self.connection
-        now = connection.broker.now
         try:
             while waiting and connection.channels.get(self.number) is self:
                 kind, payload = waiting.popleft()

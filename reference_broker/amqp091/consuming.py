@@ -18,6 +18,7 @@ from assay.reference_broker.amqp091.handles import AmqpConsumer, ChannelHandle, 
 from assay.reference_broker.amqp091.messages import properties_of, with_offset
 from assay.reference_broker.amqp091.names import GROUP, amqp_name
 from assay.reference_broker.amqp091.publishing import header_of
+from assay.reference_broker.amqp091.refusals import reply_to
 from assay.reference_broker.amqp091.settling import Part, Settling
 from assay.reference_broker.amqp091.topology import QueueRecord
 from assay.reference_broker.amqp091.wire.content import SECTION_AT, header_with
@@ -205,7 +206,7 @@ class Consuming:
 
         def begun(error: QueueError | None) -> None:
             if error is not None:
-                answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+                answer(reply_to(error))
             elif no_wait:
                 answer(None)
             else:
@@ -549,7 +550,7 @@ class Consuming:
             self.carry_out(Settlement(tag, held, outcome), now, told.append)
             # What fails later is in the queue's memory, and written with the next try.
             if told and (refused := told[0]) is not None:
-                raise AmqpError(Reply.INTERNAL_ERROR, refused.text)
+                raise reply_to(refused)
         return count or 1
 
     def settled(self) -> None:

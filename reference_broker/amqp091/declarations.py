@@ -10,10 +10,11 @@ from typing import Final
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.direct_replies import REPLY_TO, is_reply_name
 from assay.reference_broker.amqp091.handles import ChannelHandle
+from assay.reference_broker.amqp091.refusals import reply_to
 from assay.reference_broker.amqp091.topology import QueueRecord, stripped
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
-from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
 
 GENERATED: Final = "amq.gen-"
@@ -117,8 +118,8 @@ def declare_now(
     answer = channel.answer_later()
 
     def declared(error: QueueError | None) -> None:
-        if error is not None:
-            answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+        if error is not None and error.code is not QueueErrorCode.UNKNOWN_QUEUE:
+            answer(reply_to(error))
         elif no_wait or not channel.is_open:
             answer(None)
         else:
@@ -180,7 +181,7 @@ def queue_purge(channel: ChannelHandle, queue: str, no_wait: bool, now: float) -
 
     def purged(found: int | QueueError) -> None:
         if isinstance(found, QueueError):
-            answer(AmqpError(Reply.INTERNAL_ERROR, found.text))
+            answer(reply_to(found))
         elif no_wait:
             answer(None)
         else:
@@ -217,7 +218,7 @@ def _told_of_end(channel: ChannelHandle, no_wait: bool, ready: int) -> Confirm:
         channel.connection.note_topology()
         if error is not None:
             # It is gone for now, and may be there again after a start.
-            answer(AmqpError(Reply.INTERNAL_ERROR, error.text))
+            answer(reply_to(error))
         elif no_wait:
             answer(None)
         else:

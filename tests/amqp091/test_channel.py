@@ -539,6 +539,30 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     assert [each.name for each in c.hear()] == ["basic.get-ok", "queue.purge-ok", "basic.qos-ok"]
 
 
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_what_waits_behind_an_answer_does_not_meddle_with_a_deletion(is_made_anew: bool) -> None:
+    """Found by fuzzing: the deletion of a queue answered a purge, and the next frame deleted it, too."""
+    c = client()
+    c.open(2)
+    c.declare("q")
+    c.publish("q", b"x")
+    delete = ("queue.delete", ("q", False, False, False))
+    requests = [(2, "queue.purge", ("q", False)), (2, *delete), (1, *delete)]
+    if is_made_anew:
+        requests.insert(1, (2, "queue.declare", ("q", False, False, False, False, False, ())))
+    c.send_raw(
+        b"".join(frame(FrameType.METHOD, at, encode_method(BY_NAME[name], *values)) for at, name, values in requests)
+    )
+    heard = c.hear()
+    # To the purge the queue was there, or it was not.
+    assert [each.name for each in heard if each.channel == 1] == ["queue.delete-ok"]
+    assert [each.name for each in heard if each.channel == 2] in (
+        ["queue.purge-ok", *["queue.declare-ok"] * is_made_anew, "queue.delete-ok"],
+        ["channel.close"],
+    )
+    closed(c.say(1, "queue.purge", "q", False), 404)
+
+
 def test_flow_stops_deliveries() -> None:
     c = client()
     c.declare("q")

@@ -12,7 +12,7 @@ import pytest
 
 from assay.conformance.registry import load_statements
 from assay.reference_broker.amqp091 import queue_settings
-from assay.reference_broker.amqp091.channel import _REPLIES
+from assay.reference_broker.amqp091.refusals import _REPLIES
 from assay.reference_broker.amqp091.wire.replies import Reply
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
 from assay.reference_broker.node import BrokerNode

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.queues.actor import Actor
@@ -68,6 +71,47 @@ def test_deleted_and_created_anew_it_is_empty(bench_with: BenchWith) -> None:
     again = bench.consumer()
     bench.turn()
     assert [(delivery.offset, delivery.message.payload) for delivery in again.got] == [(0, b"new")]
+
+
+@pytest.mark.parametrize("although_used", [False, True])
+@pytest.mark.parametrize("waits_for", ["purge", "publish"])
+def test_who_is_told_by_a_deletion_finds_no_queue(bench_with: BenchWith, waits_for: str, although_used: bool) -> None:
+    """The deletion writes what is not written, which confirms; whoever is told may delete and make queues, too."""
+    bench = bench_with(MemoryDisk())
+    consumer = bench.consumer()
+    bench.publish("old")
+    bench.turn()
+    told: list[object] = []
+    made = Told()
+
+    def meddle(result: object) -> None:
+        told.append(result)
+        try:
+            bench.engine.delete_queue("q", bench.now, told.append, although_used=although_used)
+        except QueueError as error:
+            told.append(error.code)
+        with suppress(QueueError):  # while it goes there is no other of its name
+            bench.engine.create_queue("q", {}, bench.now, made)
+
+    if waits_for == "purge":
+        consumer.ack(consumer.got[0])
+        bench.engine.purge_queue("q", bench.now, meddle)
+    else:
+        QueueTopics(bench.engine).publish(Message(topic="$queue/q", payload=b"new"), bench.now, meddle)
+    outer = Told()
+    try:
+        bench.engine.delete_queue("q", bench.now, outer, although_used=although_used)
+    except QueueError as error:
+        outer(error.code)
+    bench.turn()
+    bench.turn()
+    assert len(told) == 2, told
+    assert set(outer.results) <= {None, QueueErrorCode.UNKNOWN_QUEUE}
+    assert len(outer.results) == 1
+    if bench.engine.queues() == ["q"]:
+        again = bench.consumer()
+        bench.turn()
+        assert again.values == [], "it is another queue"
 
 
 def test_nobody_who_waits_is_left_without_an_answer(durable: QueueBench) -> None:

@@ -488,17 +488,20 @@ class QueueRegistry:
             failed.when_done(on_done or ignore)
             return
         queue = self.existing(name)
-        if queue.description.failure is not None or (queue.is_new and not queue.has_producers):
-            # Nothing that was published to it is there.
-            queue.go_on()
-        else:
-            queue.write_unwritten()
+        # Nothing that was published to it is there, or it has what this turn published.
+        is_unmade = queue.description.failure is not None or (queue.is_new and not queue.has_producers)
+        write = queue.go_on if is_unmade else queue.write_unwritten
         if not although_used:
+            write()
             check_removable(queue)
-        removal = Removal(queue, self._agenda, on_done)
+            if self.queues.get(name) is not queue:  # whoever was told by that has deleted it
+                self.delete(name, on_done)
+                return
+        removal = self.removals[name] = Removal(queue, on_done)
         removal.on_removed = lambda: self._removed(name)
-        self.removals[name] = removal
         del self.queues[name]
+        write()
+        removal.cut_off(self._agenda)
         queue.forget_known()
         if self.on_delete is not None:
             self.on_delete(queue)
@@ -515,7 +518,8 @@ class QueueRegistry:
         """The disk did not make it: whoever wants something of it is told why, and what there is of it goes."""
         for point in queue.points:
             point.failure = point.failure or error
-        self.delete(queue.name, None, although_used=True)
+        if self.queues.get(queue.name) is queue:
+            self.delete(queue.name, None, although_used=True)
 
     def _removed(self, name: str) -> None:
         del self.removals[name]

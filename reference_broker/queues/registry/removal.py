@@ -39,8 +39,8 @@ def check_removable(queue: DurableQueue) -> None:
 class Removal:
     """Implements :class:`assay.reference_broker.queues.jobs.background_job.JobPoint`: the end of one queue."""
 
-    def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Confirm | None) -> None:
-        """Cut the queue off. ``on_done`` is called once nothing of it is left, or with the error."""
+    def __init__(self, queue: DurableQueue, on_done: Confirm | None) -> None:
+        """``on_done`` is called once nothing of it is left, or with the error."""
         self.queue = queue
         self.on_removed: Callable[[], None] = _nothing
         """Called as soon as the files are gone, before ``on_done``."""
@@ -53,6 +53,10 @@ class Removal:
         self.consumers: list[Consumer] = [
             consumer for group in queue.groups.values() for consumer in group.consumers.values()
         ]
+
+    def cut_off(self, agenda: Agenda) -> None:
+        """Nobody finds the queue any more; whoever waits for something of it is told."""
+        queue = self.queue
         gone = QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"the queue {queue.name[:80]!r} was deleted")
         for consumer in self.consumers:
             consumer.active = False
@@ -61,12 +65,12 @@ class Removal:
                 # So that nobody waits for a write that never comes.
                 group.write(agenda.now)
             group.consumers.clear()
-        self._cut_off(agenda)
+        self._leave_to_nobody(agenda)
         for point in self._points:
             point.failure = point.failure or gone
             point.abandon(point.failure)
 
-    def _cut_off(self, agenda: Agenda) -> None:
+    def _leave_to_nobody(self, agenda: Agenda) -> None:
         """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
         queue, store = self.queue, self.queue.delays.store
         parts: list[object] = [queue, queue.limits, queue.undelivered, queue.delays, queue.departures, *self._points]
