@@ -52,6 +52,8 @@ _TIDY_SOON = {
 }
 """From how much on snapshots replace logs, and logs are stated anew: no case lives long enough for the real numbers."""
 _LIFE_PATIENCE_S = 2.0
+_REFERENCE = "reference"
+"""The target of lives."""
 _LIVES = {
     "lives": ("mqtt", ""),
     "queues": ("queues", ""),
@@ -101,17 +103,18 @@ class _Forked:
 
 
 @cache
-def _target() -> Target:
-    return load_target("reference")
+def _target(name: str) -> Target:
+    return load_target(name)
 
 
-def _nursery() -> Nursery:
-    """It must be entered before there are threads: its process is a fork of this one."""
+def _nursery(*targets: str) -> Nursery:
+    """It must be entered before there are threads: its process is a fork of this one. ``targets`` are read now."""
     for module, numbers in _TIDY_SOON.items():
         for name, number in numbers.items():
             patcher = mock.patch(f"assay.reference_broker.{module}.{name}", number)
             patcher.start()  # for good: brokers are forks of this process
-    _target()  # two threads that read it at once, the first ever, ended the process (seen with msgspec 0.22)
+    for target in targets:
+        _target(target)  # two threads that read one at once, the first ever, ended the process (seen with msgspec 0.22)
     return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()), _ON_DISK)
 
 
@@ -119,6 +122,12 @@ def _end(said: str) -> NoReturn:
     """Somebody noticed. What still runs is ended by whoever started this."""
     print(said, flush=True)
     os._exit(1)
+
+
+def groups_by_target(cases: Sequence[Case]) -> list[Group]:
+    """As :func:`groups_of`, each of cases that are judged on the same configuration of the broker."""
+    targets = dict.fromkeys(case.judged_on for case in cases)
+    return [group for name in targets for group in groups_of([case for case in cases if case.judged_on == name])]
 
 
 def _suspect(nursery: Nursery, group: Group) -> str:
@@ -143,7 +152,7 @@ def _suspect(nursery: Nursery, group: Group) -> str:
             engine.dismiss_bystander()
 
     try:
-        with nursery.broker(_target(), "", owner) as broker:
+        with nursery.broker(_target(cases[0].judged_on), "", owner) as broker:
             options = RunOptions(
                 patience_s=PATIENCE_S, concurrency=max(DEFAULT_CONCURRENCY, len(cases) if owner else 0)
             )
@@ -157,7 +166,7 @@ def _passes(nursery: Nursery, case: Case, name: str = "") -> tuple[bool, str]:
     """Whether a case passes on a broker of its own, with all the patience there is; and what it says."""
     try:
         owner = case if case.is_private else None
-        with nursery.broker(_target(), name, owner) as broker:
+        with nursery.broker(_target(case.judged_on), name, owner) as broker:
             engine = Engine(broker, probe(broker.target, broker.endpoint), RunOptions(), solo=True)
             result = asyncio.run(engine.run(case)).result
     except (TargetStartError, ProbeError) as error:
@@ -168,9 +177,9 @@ def _passes(nursery: Nursery, case: Case, name: str = "") -> tuple[bool, str]:
 def judge_cases(cases: Sequence[Case]) -> None:
     """Ends this process at the first case that notices something, twice."""
     left = {case.id: case for case in cases}
-    with _nursery() as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE) as pool:
+    with _nursery(*(case.judged_on for case in cases)) as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE) as pool:
         while left:
-            groups = groups_of(list(left.values()))
+            groups = groups_by_target(list(left.values()))
             asked = {pool.submit(_suspect, nursery, group): group for group in groups}
             innocent = set[str]()
             try:
@@ -192,9 +201,9 @@ def judge_cases(cases: Sequence[Case]) -> None:
 def judge_lives(examples: int, seed: int, game: str = "mqtt", insides: str = "") -> None:
     """Ends this process at the first finding."""
     with (
-        _nursery() as nursery,
+        _nursery(_REFERENCE) as nursery,
         Campaign(
-            _target(), game=game, mutant=insides, nursery=nursery, patience_s=_LIFE_PATIENCE_S, shrink_s=0.0
+            _target(_REFERENCE), game=game, mutant=insides, nursery=nursery, patience_s=_LIFE_PATIENCE_S, shrink_s=0.0
         ) as campaign,
     ):
         found = campaign.explore(examples, seed, max_findings=1).findings
@@ -212,7 +221,7 @@ def _map(cases: Sequence[Case], record: Path) -> None:
         return {"test": case.id, "ok": passes, "duration_s": round(time.monotonic() - began, 3)}
 
     adapter.applied = _recorded  # type: ignore[attr-defined, assignment]
-    with _nursery() as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE // 2) as pool:
+    with _nursery(*(case.judged_on for case in cases)) as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE // 2) as pool:
         done: list[Future[dict[str, object]]] = [pool.submit(run, nursery, case) for case in cases]
         lines = [json.dumps(each.result()) for each in done]
     record.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

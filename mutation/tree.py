@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import msgspec
 
 from mutation.operators import Mutant
 from mutation.planting import VARIABLE, Planted, dotted
+from mutation.starving import Starving
 from mutation.warm import Command, Preload
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,9 @@ _LIMITED = (
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
 )
 _WALL = 6
-"""Seconds on the clock that a second of a processor may take: machines are busy."""
+"""Seconds on the clock that a second of a processor may take, without those that were spent waiting for one."""
+_LOOK_S = 1.0
+"""How often who waits for a processor is looked for."""
 _OUTPUT_BYTES = 20_000
 
 
@@ -147,8 +150,9 @@ class Tree:
     ) -> Ended:
         """``python ARGUMENTS`` in the copy; all it started has ended when this returns, and its temporary files too.
 
-        It is forked where :meth:`warm_up` was called. ``limit_s`` is of the processor, for each process; by the clock
-        all of it may take six times as long. ``sound``: without the mutant that is planted.
+        It is forked where :meth:`warm_up` was called. ``limit_s`` is of the processor, for each process; by a clock
+        that stands still while one of them waits for a processor it may take six times as long: what sleeps for good
+        is found so, and what a busy machine lets wait is not. ``sound``: without the mutant that is planted.
         """
         began = time.monotonic()
         self._output.write_bytes(b"")
@@ -183,10 +187,14 @@ class Tree:
             limited = ("-c", _LIMITED, str(math.ceil(limit_s)), *arguments)
             process = self._start(*limited, environment=environment, **streams)
         self._group = process.pid
+
+        def ended(most_s: float) -> bool:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(most_s)
+            return process.returncode is not None
+
         try:
-            return process.wait(_WALL * limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            return process.returncode if self._in_time(limit_s, ended) else None
         finally:
             self._end_group()
             process.wait()
@@ -196,12 +204,24 @@ class Tree:
         assert self._warm.stdout is not None
         self._tell(command)
         self._group = self._answer()["pid"]
+        answers = self._warm.stdout
         try:
-            in_time = bool(select.select([self._warm.stdout], [], [], _WALL * limit_s)[0])
+            in_time = self._in_time(limit_s, lambda most_s: bool(select.select([answers], [], [], most_s)[0]))
         finally:
             self._end_group()
         status = self._answer()["status"]
         return status if in_time else None
+
+    def _in_time(self, limit_s: float, ended: Callable[[float], bool]) -> bool:
+        """Whether the command ends in time; ``ended`` waits for its end, so many seconds at most."""
+        starving = Starving(self._group)
+        left_s = _WALL * limit_s
+        while left_s > 0:
+            began = time.monotonic()
+            if ended(min(left_s, _LOOK_S)):
+                return True
+            left_s -= max(0.0, time.monotonic() - began - starving.since_s())
+        return False
 
     def _end_group(self) -> None:
         """The whole session of the command: brokers that it started too."""

@@ -16,6 +16,7 @@ from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.connections.throttle import Throttle
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
@@ -331,3 +332,29 @@ def texts_ignore_size(patch: Patch) -> None:
 @mutant("v5-problem-information-unasked", "reason strings are sent to clients that declined them")
 def problem_information(patch: Patch) -> None:
     _explain(patch, lambda connection: connection.max_packet_out > 1_000)
+
+
+@mutant("v5-what-waits-for-the-rate-is-lost", "what a client sends beyond its publish rate is dropped")
+def what_waits_is_lost(patch: Patch) -> None:
+    def make(original: Callable[[Throttle, bytes, float], bytes]) -> Callable[[Throttle, bytes, float], bytes]:
+        def admit(self: Throttle, data: bytes, now: float) -> bytes:
+            admitted = original(self, data, now)
+            if self.waiting:
+                self.end()
+            return admitted
+
+        return admit
+
+    patch.wrap(Throttle, "admit", make)
+
+
+@mutant("v5-what-waited-for-the-rate-comes-twice", "what was let through after a wait is heard again with the next")
+def what_waited_comes_twice(patch: Patch) -> None:
+    def make(original: Callable[[Throttle, bytes, float], bytes]) -> Callable[[Throttle, bytes, float], bytes]:
+        def admit(self: Throttle, data: bytes, now: float) -> bytes:
+            admitted = original(self, data, now)
+            return admitted if data else admitted + admitted
+
+        return admit
+
+    patch.wrap(Throttle, "admit", make)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.mqtt.batches.runs import AlikeRun, MixedRun
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
@@ -336,3 +337,14 @@ def resent_without_properties(patch: Patch) -> None:
                 outgoing.message = Message(topic=old.topic, payload=old.payload, qos=old.qos, publisher=old.publisher)
 
     _before_resume(patch, strip)
+
+
+@mutant(
+    "v5-a-burst-is-sent-again-as-its-first", "of messages that were forwarded together the first is sent again for each"
+)
+def burst_as_its_first(patch: Patch) -> None:
+    def make(original: Callable[..., Message]) -> Callable[..., Message]:
+        return lambda self, _index, qos, publisher: original(self, 0, qos, publisher)
+
+    for kind in (AlikeRun, MixedRun):
+        patch.wrap(kind, "message", make)

@@ -11,6 +11,7 @@ from assay.reference_broker.config import AclConfig
 from assay.reference_broker.core import access
 from assay.reference_broker.core.access import AccessControl, Grants
 from assay.reference_broker.core.queue_rights import READING_VERBS, WRITING_VERBS
+from assay.reference_broker.mqtt.connections.inbound import Inbound
 
 Levels = tuple[str, ...]
 
@@ -41,6 +42,30 @@ def names_go_in(patch: Patch) -> None:
         return grants
 
     patch.wrap(AccessControl, "grants", make)
+
+
+def _unasked(original: Callable[..., None]) -> Callable[..., None]:
+    """The rules are not asked meanwhile."""
+
+    def act(self: Inbound, *arguments: object) -> None:
+        connection = self._connection
+        grants, connection.grants = connection.grants, None
+        try:
+            original(self, *arguments)
+        finally:
+            connection.grants = grants
+
+    return act
+
+
+@mutant("access-qos-0-is-not-asked-about", "what comes at QoS 0 is published, whoever may do that")
+def qos_0_unasked(patch: Patch) -> None:
+    patch.wrap(Inbound, "publish_qos0", _unasked)
+
+
+@mutant("access-runs-are-not-asked-about", "where packets are forwarded as they came, no right is asked for")
+def runs_unasked(patch: Patch) -> None:
+    patch.wrap(Inbound, "renew", _unasked)
 
 
 @mutant("access-settling-is-writing", "a verb of a queue needs writing, whatever it is")

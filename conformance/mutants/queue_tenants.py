@@ -45,6 +45,25 @@ def strangers(patch: Patch) -> None:
     patch.replace(Tenants, "check_reach", lambda self, session, address: None)
 
 
+@mutant(
+    "queue-strangers-use-verbs", "a client without a tenant is not refused what it asks of a tenant's queue by a verb"
+)
+def strangers_use_verbs(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def publish(self: MqttBroker, message: Message, *arguments: object) -> None:
+            tenants = self.tenants
+            if message.topic.rpartition("/")[2].startswith("$"):
+                self.tenants = None
+            try:
+                original(self, message, *arguments)
+            finally:
+                self.tenants = tenants
+
+        return publish
+
+    patch.wrap(MqttBroker, "publish_to_queue", make)
+
+
 @mutant("queue-tenant-dlq-suffix", "names that end in .dlq are taken for dead letters")
 def dlq_suffix(patch: Patch) -> None:
     def make(original: Callable[[Tenant, str], str]) -> Callable[[Tenant, str], str]:

@@ -100,11 +100,15 @@ def test_who_was_allowed_is_remembered_for_a_while() -> None:
 
 def test_a_bounded_number_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_callouts, "MAX_REMEMBERED", 2)
-    bench = Bench()
-    for name in ("a", "b", "c"):
+    bench, rules = Bench(), [{"topic": "t", "access": "read"}]
+    for name in ("a", "b", "a", "c"):
         bench.check(name)
-        bench.answer(bench.asked()[0], YES)
-    assert [bench.users.knows(name, b"secret") for name in ("a", "b", "c")] == [False, True, True]
+        body = {"authenticated": True, "id": f"id of {name}", "rules": rules}
+        bench.answer(bench.asked()[0], msgspec.json.encode(body))
+    users = bench.users
+    assert [users.knows(name, b"secret") for name in "abc"] == [True, False, True], "b was allowed longest ago"
+    assert [bool(users.rules(name)) for name in "abc"] == [True, False, True]
+    assert [users.id_of(name) for name in "abc"] == ["id of a", "", "id of c"]
 
 
 def test_nobody_is_let_in_while_nobody_answers() -> None:

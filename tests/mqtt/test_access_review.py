@@ -188,6 +188,25 @@ def test_a_connected_client_is_cut_off_from_what_is_denied_only(reloaded: Change
     assert not ann.closed
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_sent_before_the_rule_changed_is_not_sent_again(reloaded: Change, qos: int) -> None:
+    """On the connection that it was sent on it may still be acknowledged; the next one gets what may be read."""
+    allowed = {"topic": "plain/#", "access": "read", "user": "ann"}
+    reloaded.start(configure(SECRET, allowed, BOB))
+    ann, bob = reloaded.log_in("ann"), reloaded.log_in("bob")
+    subscribe(ann, "secret/#", "plain/#", qos=qos)
+    publish(bob, "secret/x", b"secret", qos)
+    publish(bob, "plain/x", b"plain", qos)
+    assert payloads(ann) == [b"secret", b"plain"]
+    reloaded.to(configure(DENIED, allowed, BOB))
+    assert len(ann.connection.active_session.in_flight) == 2, "the client may acknowledge both"
+    ann.lose()
+    ann = reloaded.log_in("ann")
+    assert payloads(ann) == [b"plain"]
+    session = ann.connection.active_session
+    assert (len(session.in_flight), session.dropped) == (1, 1)
+
+
 def test_the_plan_of_a_publisher_ends_with_its_right(reloaded: Change) -> None:
     """A run of like packets is forwarded by a plan that was made while it was allowed."""
     writer = {"topic": "in/#", "access": "write", "user": "ann"}

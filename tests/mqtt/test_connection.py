@@ -208,6 +208,18 @@ def test_keep_alive_closes_at_one_and_a_half_times_and_publishes_the_will(world:
     assert [m.payload for m in watcher.publishes()] == [b"gone"]
 
 
+@pytest.mark.parametrize("ends", ["lost", "left", "taken over"])
+def test_nobody_waits_for_who_is_gone(world: World, ends: str) -> None:
+    client = world.connect("c", keep_alive_s=10)
+    assert world.node.next_deadline() is not None
+    if ends == "taken over":
+        world.connect("c")
+    elif ends == "left":
+        client.send(p.Disconnect())
+    client.lose()
+    assert world.node.next_deadline() is None
+
+
 def test_takeover_tells_the_old_connection_and_ignores_its_late_end(world: World) -> None:
     watcher = world.subscribed("w")
     expiry = Properties(session_expiry_interval=50)

@@ -16,6 +16,7 @@ from assay.reference_broker.config import (
     HookFailure,
     HookKind,
     HooksConfig,
+    MqttConfig,
     Permission,
 )
 from assay.reference_broker.core.hooks import MAX_REASON, Hooks
@@ -121,8 +122,11 @@ def test_who_is_refused_is_told_and_goes_on() -> None:
     listener = subscriber(bench)
     client = bench.connect("c")
     client.take()
-    client.send(publish(qos=0), publish(packet_id=1), publish(qos=2, packet_id=2), publish(b"y", packet_id=3))
+    traffic = bench.node.state.traffic
+    before = traffic.publishes_received, traffic.payload_bytes_received
+    client.send(publish(qos=0), publish(packet_id=1), publish(qos=2, packet_id=2), publish(b"yy", packet_id=3))
     bench.answer(DENY, DENY, DENY, OK)
+    assert (traffic.publishes_received - before[0], traffic.payload_bytes_received - before[1]) == (4, 5), "all came"
     first, second, third = client.inbox
     assert isinstance(first, p.Acknowledgement)
     assert (first.packet_id, first.reason, first.properties.reason_string) == (1, 0x87, "not today")
@@ -130,9 +134,21 @@ def test_who_is_refused_is_told_and_goes_on() -> None:
     assert (second.type, second.reason) == (p.PacketType.PUBREC, 0x87)
     assert isinstance(third, p.Acknowledgement)
     assert (third.packet_id, third.reason) == (3, 0)
-    assert [each.payload for each in listener.publishes()] == [b"y"]
+    assert [each.payload for each in listener.publishes()] == [b"yy"]
     assert client.connection.session is not None
     assert client.connection.session.inbound_qos2 == {}, "the id is free again"
+
+
+def test_a_refused_publish_of_qos_2_needs_a_place_as_any_other() -> None:
+    bench = Bench(BrokerConfig(mqtt=MqttConfig(receive_maximum=2)))
+    client = bench.connect("c")
+    client.send(*(publish(qos=2, packet_id=number) for number in (1, 2)), publish(packet_id=3))
+    bench.answer(OK, OK, DENY)
+    assert not client.closed, "one of QoS 1 is answered at once"
+    client.take()
+    client.send(publish(qos=2, packet_id=4))
+    bench.answer(DENY)
+    assert [each.reason for each in client.inbox if isinstance(each, p.Disconnect)] == [0x93]
 
 
 def test_a_reason_is_bounded() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from assay.conformance.case import load_cases
+from mutation.black_box import groups_by_target
 from mutation.campaign import (
     EQUIVALENTS,
     CampaignError,
@@ -76,6 +78,17 @@ def test_every_part_of_the_broker_has_its_tests_and_its_suite_among_the_judges()
     suites = {part.name: len(part.arguments) for part in Suites("conformance").parts()}
     assert suites.keys() == {"mqtt311", "mqtt5", "queue", "amqp091"}
     assert min(suites.values()) > 100
+
+
+def test_every_case_of_the_suites_is_asked_on_the_configuration_that_it_is_proved_on() -> None:
+    """Those about servers that offer less were left out: nobody black-box saw what such settings do."""
+    cases = [case for case in load_cases().values() if case.spec in ("mqtt311", "mqtt5", "queue", "amqp091")]
+    asked = {name for part in Suites("conformance").parts() for name in part.arguments}
+    assert {case.id for case in cases} <= asked
+    groups = groups_by_target(cases)
+    assert sorted(case.id for _, together in groups for case in together) == sorted(case.id for case in cases)
+    assert all(len({case.judged_on for case in together}) == 1 for _, together in groups)
+    assert len({together[0].judged_on for _, together in groups}) > 2
 
 
 @pytest.mark.timeout(600)

@@ -198,6 +198,38 @@ def test_malformed_requests(bench: QueueBench, verb: Verb, pairs: Pairs, code: Q
     assert bench.engine.stats("q").in_flight == 3
 
 
+def test_which_names_may_stand_together() -> None:
+    """Ids, or receipts, or a partition and what of it; a single id may say where it lies."""
+    one_or_none = (False, True)
+    for ids, *others in itertools.product((0, 1, 2), *[one_or_none] * 4):
+        receipt, partition, offset, offsets = others
+        pairs = [("message-id", "q:0:7")] * ids + [
+            pair
+            for pair, is_there in zip(
+                (("receipt", "q:0:7:1:" + "0" * 16), ("partition", "0"), ("offset", "7"), ("offsets", "7-8")),
+                others,
+                strict=True,
+            )
+            if is_there
+        ]
+        is_right = (
+            (ids == 1 and not receipt and not offsets)
+            or (ids == 2 and not any(others))
+            or (not ids and others == [True, False, False, False])
+            or (not ids and not receipt and partition and offset != offsets)
+        )
+        try:
+            request = parse_settlement(Verb.ACK, tuple(pairs))
+        except QueueError as error:
+            assert error.code is QueueErrorCode.BAD_ADDRESS, pairs
+            assert not is_right, pairs
+            continue
+        assert is_right, pairs
+        assert request.message_ids == ("q:0:7",) * ids
+        assert request.ranges == (((7, 8),) if offset else ((7, 9),) if offsets else ()), pairs
+        assert (request.partition, len(request.receipts)) == (0 if partition else None, int(receipt)), pairs
+
+
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_ranges_are_read_as_they_are_written(offsets: set[int]) -> None:
     ranges = parse_ranges(format_ranges(sorted(offsets)))

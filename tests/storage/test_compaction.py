@@ -203,6 +203,24 @@ def test_while_a_segment_is_damaged_no_deletion_is_forgotten() -> None:
     assert kept.pairs()[-1] == ("a", None)
 
 
+def test_only_one_compaction_runs_at_a_time() -> None:
+    kept = CompactedLog(MemoryDisk())
+    for number in range(40):
+        kept.put("a", str(number))
+    kept.log.roll()
+    kept.sync()
+    task = kept.compactor.start(0)
+    assert task is not None
+    assert kept.compactor.start(0) is None
+    assert kept.compactor.start(0, at_once=True) is None, "not even for one who waits for it"
+    task.run()
+    kept.compactor.finish(task, None)
+    kept.put("a", "last")
+    kept.log.roll()
+    kept.sync()
+    assert kept.compactor.start(0) is not None, "the next one has its turn"
+
+
 def test_retention_during_a_compaction_wins() -> None:
     kept = CompactedLog(MemoryDisk())
     for number in range(40):

@@ -11,6 +11,7 @@ import pytest
 from assay.reference_broker.config import Compression
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import NewRecord, RetentionPolicy
+from assay.reference_broker.storage import log as log_module
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
@@ -52,6 +53,18 @@ def sync(log: SegmentedLog) -> None:
 
 def size(disk: Disk, base: int = 0) -> int:
     return disk.open(f"{FOLDER}/{segment_name(base)}").size
+
+
+def test_a_segment_is_as_long_as_its_indexes_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions and offsets are numbers of 32 bits there: the last of them is used, and no more."""
+    log = open_log(MemoryDisk())
+    log.append([record("one"), record("two")])
+    filled = log.segments[-1].size
+    monkeypatch.setattr(log_module, "_MAX_POSITION", filled + 100)
+    assert [log.is_full(more, 0) for more in (99, 100, 101)] == [False, False, True]
+    for most, is_full in ((1, True), (2, False), (3, False)):
+        monkeypatch.setattr(log_module, "_MAX_RELATIVE_OFFSET", most)
+        assert log.is_full(1, 0) == is_full
 
 
 # -- write buffer --------------------------------------------------------------------------------------------------

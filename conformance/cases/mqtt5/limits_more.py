@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import LASTING, messages_now, publishing, resume, subscribe_at, taken
-from assay.conformance.wire import Properties, Publish, Subscription, describe
+from assay.conformance.wire import Pingreq, Pingresp, Properties, Puback, Publish, Subscription, describe, encode
 
 _SMALL_PACKET_BYTES = 120
 _LARGE_PAYLOAD = b"x" * 200
@@ -170,3 +170,38 @@ async def share_identifier(ctx: CaseContext) -> None:
         message = await client.expect_publish(ctx.topic(f"{identifier}"), b"m")
         found = message.properties.subscription_identifier
         ctx.must(found == (identifier,), f"client: expected subscription identifier {identifier}; seen {found}")
+
+
+@case(
+    "mqtt5/flow-control/a-limited-rate-loses-nothing",
+    clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6", "MQTT-4.3.2-4"),
+    requires=("qos1",),
+    mutant="v5-what-waits-for-the-rate-is-lost",
+    kills=("v5-what-waited-for-the-rate-comes-twice",),
+    settings={"limits": {"publish_messages_per_s": 60, "publish_bytes_per_s": 6_000, "publish_burst_s": 0.1}},
+)
+async def limited_rate(ctx: CaseContext) -> None:
+    """What a client sends faster than the server is set to take arrives later, whole and in order.
+
+    The server takes 60 messages and 6000 bytes a second of a client, a tenth of that at once. Twelve messages at QoS 1
+    of 1 to 300 bytes, and a PINGREQ behind them, are sent in pieces of 97 bytes: all are answered, and a subscriber
+    gets each message once.
+    """
+    subscriber = await ctx.connect(name="subscriber")
+    publisher = await ctx.connect(name="publisher")
+    topic, count = ctx.topic(), min(12, publisher.connack.properties.receive_maximum or 12)
+    await subscriber.subscribe(topic, qos=1)
+    payloads = [bytes((97 + number,)) * (1, 40, 300)[number % 3] for number in range(count)]
+    packets = [
+        Publish(topic=topic, payload=payload, qos=1, packet_id=publisher.next_packet_id()) for payload in payloads
+    ]
+    data = b"".join(encode(packet, 5) for packet in (*packets, Pingreq()))
+    await publisher.send_in_pieces(data, range(97, len(data), 97))
+    seen = [await publisher.receive("an answer") for _ in (*packets, Pingreq())]
+    acknowledged = sorted(packet.packet_id for packet in seen if isinstance(packet, Puback))
+    expected = [packet.packet_id for packet in packets]
+    ctx.must(acknowledged == expected, f"publisher: expected PUBACKs for {expected}; seen them for {acknowledged}")
+    ctx.must(any(isinstance(packet, Pingresp) for packet in seen), "publisher: expected PINGRESP as well")
+    for payload in payloads:
+        await subscriber.expect_publish(topic, payload)
+    await subscriber.expect_nothing()

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from assay.conformance.case import CaseContext, case
+import msgspec
+
+from assay.conformance.case import MARKER_PREFIX, CaseContext, case
 from assay.conformance.connection import Connection
 from assay.conformance.explore.topics import SHARE, matches, pattern
-from assay.conformance.wire import Puback, Publish, Suback, Subscribe, Subscription
+from assay.conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription
 
 _FAILED, _REFUSED = 0x80, 0x87
 _DEPTH = 4
@@ -208,6 +210,57 @@ async def odd_names(ctx: CaseContext) -> None:
     """
     for asker in _ASKERS[-len(_ODD_IDS) :]:
         await _ask(ctx, asker)
+
+
+_OPEN, _SHUT = "open/t", "shut/t"
+_MAY_WRITE_OPEN = (
+    {"topic": "#", "access": "read"},
+    {"topic": f"{MARKER_PREFIX}#", "access": "write"},
+    {"topic": "open/#", "access": "write"},
+)
+
+
+async def _publish_all(client: Connection, topic: str, count: int, *, qos: int, retain: bool, refused: bool) -> None:
+    """So many in one go, and what they are answered."""
+    packet_ids = [client.next_packet_id() if qos else 0 for _ in range(count)]
+    message = Publish(topic=topic, payload=b"m", qos=qos, retain=retain)
+    client.send(*(msgspec.structs.replace(message, packet_id=packet_id) for packet_id in packet_ids))
+    for _ in packet_ids if qos else ():
+        code = (await client.expect(Puback if qos == 1 else Pubrec)).reason_code
+        expected = f"expected a publish to {topic} at QoS {qos} to be {'refused with 0x87' if refused else 'taken'}"
+        client.ctx.must(code == _REFUSED if refused else code < _FAILED, f"{expected}; seen {code:#x}")
+    for packet_id in packet_ids if qos == 2 and not refused else ():
+        client.send(Pubrel(packet_id=packet_id))
+        await client.expect(Pubcomp)
+
+
+@case(
+    "queue/access/refused-reaches-nobody",
+    clauses=("Q-ACCESS-01",),
+    requires=("queues",),
+    mutant="access-qos-0-is-not-asked-about",
+    kills=("access-runs-are-not-asked-about",),
+    settings={"acl": {"default": "deny", "rules": list(_MAY_WRITE_OPEN)}},
+)
+async def refused_reaches_nobody(ctx: CaseContext) -> None:
+    """What may not be published reaches nobody and is not retained, at any QoS, alone or among many.
+
+    Everybody may write to open/# alone. A client publishes to open/t and shut/t at QoS 0, 1 and 2: a retained message,
+    and then up to 20 in one go. A subscriber of both gets what went to open/t, one that comes later nothing of shut/t.
+    """
+    watcher, client = await ctx.connect(version=5, name="watcher"), await ctx.connect(version=5, name="client")
+    await watcher.subscribe(Subscription(filter="+/t", qos=2))
+    many = min(20, client.connack.properties.receive_maximum or 20)
+    for qos in (0, 1, 2):
+        for retain, count in ((True, 1), (False, many)):
+            for topic in (_OPEN, _SHUT):
+                await _publish_all(client, topic, count, qos=qos, retain=retain, refused=topic == _SHUT)
+    came = await ctx.messages_before_marker(client, watcher, at_least=2 * (1 + many))
+    seen = {packet.topic for packet in came if isinstance(packet, Publish)}
+    ctx.must(seen == {_OPEN}, f"watcher: expected messages of {_OPEN} alone; seen {sorted(seen)}")
+    late = await ctx.connect(version=5, name="late")
+    await late.subscribe(Subscription(filter=_SHUT, qos=2))
+    await ctx.expect_no_message(client, late)
 
 
 _QUEUE_RULES = {

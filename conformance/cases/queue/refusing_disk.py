@@ -174,3 +174,34 @@ async def sessions_of_refused(ctx: CaseContext) -> None:
         ctx.must(seen == message.payload, f"reader: expected the payload of {message.topic}; seen {describe(message)}")
     if not refused and not unknown:
         ctx.unsupported("the limit of the system has no effect on this broker")
+
+
+@case(
+    "queue/durability/a-reserve-that-the-disk-has-not",
+    clauses=("Q-DURA-15",),
+    requires=("queues",),
+    mutant="queue-reserve-is-used",
+    kills=("refused-reserve-not-for-sessions",),
+    settings={"data_dir": "{dir}", "queues": {"disk_reserve_bytes": 10**15}},
+)
+async def reserve(ctx: CaseContext) -> None:
+    """While the disk has less room than the reserve, what would take some is refused, and the rest goes on.
+
+    The broker is set to leave a petabyte. A message for a queue is refused, and so is a retained one, which reaches
+    nobody who subscribes later; a message to a subscriber who is there arrives.
+    """
+    topic, queue = ctx.topic(), new_queue(ctx)
+    client = await ctx.connect(version=5, name="client")
+    subscriber = await ctx.connect(version=5, name="subscriber")
+    await subscriber.subscribe(Subscription(filter=topic, qos=1))
+    for where, retain in ((f"$queue/{queue}", False), (topic, True)):
+        packet_id = client.next_packet_id()
+        client.send(Publish(topic=where, payload=b"kept", qos=1, packet_id=packet_id, retain=retain))
+        puback = await client.expect(Puback)
+        is_refused = puback.reason_code >= FIRST_FAILURE_CODE
+        ctx.must(is_refused, f"client: expected a publish to {where} to be refused; seen {describe(puback)}")
+    await client.publish(topic, b"live", qos=1)
+    await subscriber.expect_publish(topic, b"live")
+    late = await ctx.connect(version=5, name="late")
+    await late.subscribe(Subscription(filter=topic, qos=1))
+    await ctx.expect_no_message(client, late)

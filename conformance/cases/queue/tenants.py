@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.delays import delay_id
 from assay.conformance.cases.queue.producing import Producer, must_fail, request
 from assay.conformance.cases.queue.support import consume, deliveries, join, property_of, publish_with, settle
 from assay.conformance.connection import Connection
@@ -137,26 +138,32 @@ async def no_way_out(ctx: CaseContext) -> None:
 @case(
     "queue/tenants/strangers-stay-out",
     clauses=("Q-TENANT-04",),
-    requires=("queues",),
+    requires=("queues", "clock"),
     mutant="queue-strangers-reach-tenants",
+    kills=("queue-strangers-use-verbs",),
     settings=_tenants(),
 )
 async def strangers(ctx: CaseContext) -> None:
     """A client without a tenant is refused at the queues of tenants.
 
-    It publishes to $queue/acme.q, subscribes to that and its dead letters, and settles there: all refused. $queue/free
-    is open to it.
+    It publishes to $queue/acme.q, subscribes to that and its dead letters, settles there, and would take back what acme
+    delays: all refused. What was delayed still comes. $queue/free is open to it.
     """
     acme, stranger = await _client(ctx, "acme-1"), await _client(ctx, "stranger")
     await publish_with(acme, "q", b"secret")
+    delayed = delay_id(ctx, await publish_with(acme, "q", b"later", delay="10s"))
     for path in ("", "$ack", "$cancel"):
-        puback = await publish_with(stranger, "acme.q", b"", path, message_id="acme.q:0:0")
+        puback = await publish_with(stranger, "acme.q", b"", path, message_id="acme.q:0:0", delay_id=f"acme.{delayed}")
         ctx.must(puback.reason_code >= 0x80, f"stranger: expected a refusal at acme.q/{path}; seen {puback}")
     for topic in ("$queue/acme.q", "$dlq/acme.q", "$queue/dlq/acme.q"):
         code = await _subscribe(stranger, topic)
         ctx.must(code >= 0x80, f"stranger: expected the subscription to {topic} to be refused; seen {code:#x}")
     puback = await publish_with(stranger, "free", b"m")
     ctx.must(puback.reason_code < 0x80, f"stranger: expected a queue of nobody to be open; seen {puback}")
+    consumer = await consume(ctx, "q", name="consumer", client_id="acme-consumer")
+    await settle(ctx, consumer, "q", "ack", await consumer.expect_publish(payload=b"secret"))
+    await ctx.advance(10.01)
+    await consumer.expect_publish(payload=b"later")
 
 
 @case(

@@ -684,7 +684,7 @@ class Inbound(PublishAcks):
         self._aliases[alias] = topic
 
     def publish_qos0(self, message: Message, now: float) -> None:
-        # At most once: what may not be published is dropped, as is a retained message over the limit.
+        """At most once: what may not be published is dropped, as is a retained message over the limit."""
         grants = self._connection.grants
         topic = message.topic
         if (topic[:1] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
