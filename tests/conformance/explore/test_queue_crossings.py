@@ -32,7 +32,7 @@ FOUND = {
     "wire-due-together-fire-backwards": 16,
     "wire-latest-is-the-last": 15,
     "wire-letter-of-retried-without-content-type": 48,
-    "wire-ranges-end-early": 24,
+    "wire-ranges-end-early": 27,
     "wire-repeats-lose-properties": 1,
     "wire-second-acknowledgement-left-out": 16,
     "wire-several-settled-are-written-but-for-the-last": 133,
