@@ -7,7 +7,8 @@ such incident one root: a failed case about that step, or else the first that me
 is unanswered or a payload was changed is ``blocked`` by the plainest case about that, if it fails, too; an answer that
 comes again is noted once and not shown. A wait that times out first measures the broker's and the harness's own delay
 (``assay.conformance.stall``): what a loaded machine did is not the broker's fault, and such a failure is voided and run
-again; and a verdict that hangs on timers is none (``unsupported``) on a broker that takes a second to say CONNACK.
+again; and a verdict that hangs on timers is none (``unsupported``) on a broker that takes a second to say CONNACK. What
+went wrong right behind the acknowledgement of a publish is tried again with pauses (``assay.conformance.haste``).
 ``assay.conformance.flow`` keeps what the clients of a case published and got: messages that were changed, came twice or
 not at all, like connections that end, explain whatever fails, if a case about nothing else (``PLAINEST``, above all
 ``many-in-a-row``) fails, too. ``assay.conformance.bystander`` takes part in no case and must be served after each; who

@@ -36,6 +36,7 @@ import msgspec
 
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.flow import Flow, has_wildcard, may_match_others
+from assay.conformance.haste import Haste
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import (
@@ -298,6 +299,7 @@ class CaseContext:
         """Of the broker's process, as it is now; None for one that was not started for the run."""
         self.lives = 1
         """Of the broker, as far as the case has ended them."""
+        self.haste = Haste(self)
         self.settled: dict[tuple[str, str, int], int] = {}
         """Client, topic and hash of the payload of what was answered by PUBACK, to the life of the broker."""
         self.forgives_pubacks = True
@@ -389,6 +391,7 @@ class CaseContext:
 
     async def connect_over(self, connection: _C, packet: Connect) -> _C:
         """Send CONNECT on an open connection and expect to be accepted."""
+        await self.haste.before_a_step()
         connection.client_id = packet.client_id
         connection.send(packet)
         began = time.monotonic()

@@ -487,6 +487,8 @@ class Connection(asyncio.Protocol):
             packet = await self._receive_for(kind, kind.type.name, within_s=within_s)
             if isinstance(packet, kind):
                 self._inbox.extendleft(reversed(skipped))
+                if isinstance(packet, Puback | Pubrec | Pubcomp):
+                    self.ctx.haste.acknowledged(self)
                 return packet
             if not isinstance(packet, skipping):
                 text = f"expected {kind.type.name}; seen {describe(packet)}"
@@ -672,6 +674,7 @@ class Connection(asyncio.Protocol):
         entries = tuple(
             entry if isinstance(entry, Subscription) else Subscription(filter=entry, qos=qos) for entry in filters
         )
+        await self.ctx.haste.before_a_step()
         request = Subscribe(packet_id=self.next_packet_id(), subscriptions=entries, properties=properties)
         self.send(request)
         return await self.granted(request, at_least=at_least)
@@ -698,6 +701,7 @@ class Connection(asyncio.Protocol):
 
     async def unsubscribe(self, *filters: str) -> Unsuback:
         """UNSUBSCRIBE to UNSUBACK."""
+        await self.ctx.haste.before_a_step()
         packet_id = self.next_packet_id()
         self.send(Unsubscribe(packet_id=packet_id, filters=filters))
         unsuback = await self.expect(Unsuback, skipping=(Publish, Pubrel))
@@ -722,6 +726,7 @@ class Connection(asyncio.Protocol):
         properties: Properties = NO_PROPERTIES,
     ) -> int:
         """Publish and run the whole QoS exchange; returns the packet identifier (0 at QoS 0)."""
+        await self.ctx.haste.before_a_step(self)
         packet_id = self.next_packet_id() if qos else 0
         self.send(
             Publish(topic=topic, payload=payload, qos=qos, packet_id=packet_id, retain=retain, properties=properties)
@@ -785,6 +790,7 @@ class Connection(asyncio.Protocol):
 
     async def disconnect(self, packet: Disconnect | None = None) -> None:
         """Send DISCONNECT and wait for the broker to end the connection (or for the patience of the case)."""
+        await self.ctx.haste.before_a_step()
         self.send(packet or Disconnect())
         try:
             while await self.receive("the end of the connection", within_s=1.0) is not None:

@@ -13,6 +13,8 @@ the harness itself was held up meanwhile       a ``fail`` or ``error`` does not 
 it counts on timers, and the answers lag       a ``fail`` or ``blocked`` says nothing of the broker: the case is run
 its own steps outlast an interval that it set  again with longer ones (:attr:`CaseContext.stretch`), in the end
                                                ``unsupported``
+it took an acknowledgement for a delivery      a ``fail`` or ``blocked`` does not count: the case is run again with
+                                               pauses (:mod:`assay.conformance.haste`), and ``non_strict`` if it passes
 others are not served afterwards, each time    ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
                                                and :class:`assay.conformance.run.Run` runs them again where it can
@@ -40,6 +42,7 @@ from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
 from assay.conformance.grpc.context import GrpcContext
+from assay.conformance.haste import HASTY
 from assay.conformance.http.context import HttpContext
 from assay.conformance.judged import Outcome
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, TooSlowError, UnsupportedError
@@ -329,7 +332,7 @@ class Engine:
             return outcome
 
     async def _execute(self, case: Case, *, suspected: bool = False) -> Outcome:
-        why = ""
+        why = hasty = ""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             began = asyncio.get_running_loop().time()
             ctx = self._context(case)
@@ -338,6 +341,7 @@ class Engine:
                 ctx.note(f"attempt {attempt}: in the one before, {why}")
                 ctx.limit_s *= attempt
                 ctx.stretch = _STRETCH ** (attempt - 1)
+                ctx.haste.pauses = True
             try:
                 with self._stalls:
                     verdict, detail = await _judge(case, ctx)
@@ -361,17 +365,26 @@ class Engine:
                 ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             says_nothing = detail.startswith(_NOT_JUDGED)
-            if never_back or (verdict not in BAD and not says_nothing):
+            is_in_haste = not hasty and stall_s < _STALL_S and self._is_in_haste(ctx, verdict)
+            if never_back or (verdict not in BAD and not says_nothing and not is_in_haste):
                 break
             attempts = 2 if ctx.lag or detail.startswith(_TOO_LONG) else _MAX_ATTEMPTS
             means_something = stall_s < _STALL_S and not says_nothing and not detail.startswith(_TOO_LONG)
+            means_something &= not is_in_haste
             if means_something or attempt >= attempts:
                 break
             why = f"the harness was held up for {stall_s:.2f} s" if stall_s >= _STALL_S else detail
+            if is_in_haste:
+                why = hasty = f"{HASTY}: {detail or ctx.incidents[0].text}"
             # The harness was held up, so that timing means nothing, or has not come to the end: that does not count.
-            if not await self._why_gone(case.version):
+            is_gone = bool(await self._why_gone(case.version))
+            if is_gone and is_in_haste:
+                break  # which says more
+            if not is_gone:
                 await self._tidy_up(case, ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
+        if hasty and verdict in (CaseVerdict.PASS, CaseVerdict.NON_STRICT) and not ctx.incidents:
+            verdict, detail = CaseVerdict.NON_STRICT, "; ".join(filter(None, (hasty, detail)))
         gone = "" if never_back else await self._why_dead(ctx, verdict)
         if not gone and self.broker.is_hosted and verdict in BAD and self._losses_of_others() > losses:
             gone = self._gone = _ALL_ENDED  # somebody else's broker may be there again before anybody looks
@@ -387,6 +400,12 @@ class Engine:
             incidents=() if gone else tuple(ctx.incidents),
             beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
         )
+
+    def _is_in_haste(self, ctx: CaseContext, verdict: CaseVerdict) -> bool:
+        """Whether a broker that forwards later than it acknowledges may be what went wrong. Nobody asks where the
+        patience is short: the broker is known to be broken."""
+        went_wrong = verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) or ctx.incidents
+        return bool(ctx.haste.was_hasty and went_wrong) and self.options.patience_s is None
 
     async def _tidy_up(self, case: Case, ctx: CaseContext) -> None:
         """Behind an attempt that does not count: a moved clock, and queues of a fixed name, bear no second one."""

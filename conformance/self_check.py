@@ -60,7 +60,7 @@ EVERYONE = {
         "mqtt5",
         "queue",
     ),
-    "any-topics-apart+any-qos-apart+v5-retained-qos-0-not-kept+any-small-server": (
+    "any-topics-apart+any-qos-apart+any-forwarded-later+v5-retained-qos-0-not-kept+any-small-server": (
         "mqtt311",
         "mqtt5",
     ),  # a partition of a queue is ordered across topics

@@ -95,6 +95,36 @@ async def acknowledged(ctx: CaseContext) -> None:
 
 
 @survives(
+    "refused-deliveries-stay-away",
+    in_5=("4.4.0-2", "4.1.0-1"),
+    requires=("qos2",),
+    mutant="restart-repeats-what-was-refused",
+    level="SHOULD",
+)
+async def refused(ctx: CaseContext) -> None:
+    """A QoS 2 message that its client has refused is not sent again after a restart.
+
+    The client answers PUBREC 0x80, which ends the exchange; then the broker is killed, twice. One that lost the answer
+    with its process is reported, not failed.
+    """
+    topic = ctx.topic("refused")
+    client = await stay(ctx, "client")
+    await subscribe_at(ctx, client, topic, qos=2)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"no", qos=2)
+    message = await client.expect_publish(topic, b"no", qos=2, ack=False)
+    client.send(Pubrec(packet_id=message.packet_id, reason_code=0x80))
+    await client.barrier()
+    for _ in range(2):
+        await gone_for_good(ctx, client)
+        client = await come_back(ctx, client)
+        again = await client.barrier()
+        ctx.should(
+            not again, f"client: expected nothing of what it has refused; seen {'; '.join(map(describe, again))}"
+        )
+
+
+@survives(
     "qos1-delivery-keeps-its-identifier",
     in_311=("4.4.0-1", "3.3.1-1"),
     in_5=("4.4.0-1", "3.3.1-1"),
@@ -350,13 +380,14 @@ async def qos2_earlier(ctx: CaseContext) -> None:
     in_5=(*_WAITING_5, "3.3.1-13", "3.3.4-3"),
     requires=("qos1", "retain", "subscription_identifiers"),
     mutant="restart-forgets-flags-of-messages",
+    kills=("restart-forgets-what-qos-was-granted",),
 )
 async def flags(ctx: CaseContext) -> None:
-    """RETAIN and the subscription identifier of a message that waits outlive the restart.
+    """RETAIN, the QoS and the subscription identifier of a message that waits outlive the restart.
 
-    A client with Retain As Published and an identifier is away. Of two messages one is published with RETAIN 1: both
-    come with the flag they had and the identifier of the time, although the client has left its subscription and
-    another restart has passed between them.
+    A client with Retain As Published and an identifier is away, with a subscription at QoS 1. Of two messages at QoS 2,
+    where that is taken, one is published with RETAIN 1: both come at QoS 1, with the flag they had and the identifier,
+    although another restart has passed between them.
     """
     topic = ctx.topic("flags")
     client = await stay(ctx, "client")
@@ -366,8 +397,9 @@ async def flags(ctx: CaseContext) -> None:
     )
     await client.disconnect()
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"flagged", qos=1, retain=True)
-    await publisher.publish(topic, b"plain", qos=1)
+    qos = 2 if ctx.capabilities["qos2"] else 1
+    await publisher.publish(topic, b"flagged", qos=qos, retain=True)
+    await publisher.publish(topic, b"plain", qos=qos)
     await ctx.restart()
     client = await come_back(ctx, client)
     found = [await client.expect_publish(topic, b"flagged", ack=False)]
@@ -375,9 +407,9 @@ async def flags(ctx: CaseContext) -> None:
     client = await come_back(ctx, client)
     found += await take(ctx, client, {b"flagged", b"plain"}, "both messages")
     for message in found:
-        seen = (message.retain, message.properties.subscription_identifier)
-        wanted = (message.payload == b"flagged", (300,))
-        ctx.must(seen == wanted, f"client: expected RETAIN and identifier {wanted}; seen {describe(message)}")
+        seen = (message.qos, message.retain, message.properties.subscription_identifier)
+        wanted = (1, message.payload == b"flagged", (300,))
+        ctx.must(seen == wanted, f"client: expected QoS, RETAIN and identifier {wanted}; seen {describe(message)}")
 
 
 _PROPERTIES = Properties(

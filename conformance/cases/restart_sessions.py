@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from assay.conformance.case import CaseContext
-from assay.conformance.cases.mqtt5.support import pass_time, subscribe_at, subscribe_to_many
+from assay.conformance.cases.mqtt5.support import only_is_retained, pass_time, subscribe_at, subscribe_to_many
 from assay.conformance.cases.restart_support import (
     V5,
     come_back,
@@ -341,21 +341,24 @@ async def will_once(ctx: CaseContext) -> None:
 
 @survives(
     "a-delayed-will-outlives-restarts",
-    in_5=("3.1.2-7", "3.1.2-8", "3.1.2-10"),
+    in_5=("3.1.2-7", "3.1.2-8", "3.1.2-10", "3.1.2-15"),
     requires=("qos1",),
     mutant="restart-forgets-delayed-wills",
+    kills=("restart-forgets-that-wills-are-retained",),
     limit_s=15.0,
 )
 async def delayed_will(ctx: CaseContext) -> None:
-    """A will that waits for its delay when the broker is killed is published later, once, with its properties.
+    """A will that waits for its delay when the broker is killed is published later, once, as it was deposited.
 
-    The delay is 2 s; the broker is killed right after the client was cut off. When the will has come, the broker is
-    killed again: it does not come twice.
+    The delay is 2 s; the broker is killed right after the client was cut off. The will comes with its properties, and
+    is retained where the broker retains messages. Then the broker is killed again: it does not come twice.
     """
     topic = ctx.topic("will")
     watcher = await _watcher(ctx, topic)
     properties = Properties(will_delay_interval=_DELAY_S, content_type="a/b", user_property=(("k", "v"),))
-    client = await stay(ctx, "client", will=Will(topic=topic, payload=b"late", qos=1, properties=properties))
+    retain = bool(ctx.capabilities["retain"])
+    will = Will(topic=topic, payload=b"late", qos=1, retain=retain, properties=properties)
+    client = await stay(ctx, "client", will=will)
     await client.disconnect(Disconnect(reason_code=0x04))
     await ctx.restart()
     watcher = await come_back(ctx, watcher)
@@ -363,6 +366,8 @@ async def delayed_will(ctx: CaseContext) -> None:
     seen = (message.properties.content_type, message.properties.user_property)
     ctx.must(seen == ("a/b", (("k", "v"),)), f"watcher: expected the properties of the will; seen {describe(message)}")
     await watcher.barrier()
+    if retain:
+        await only_is_retained(ctx, await ctx.connect(name="control"), [topic], topic, b"late")
     await ctx.restart()
     watcher = await come_back(ctx, watcher)
     publisher = await ctx.connect(name="publisher")

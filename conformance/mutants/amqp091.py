@@ -93,6 +93,13 @@ _REWRITES: dict[str, Row] = {
         "self._counted >= limit",
         "self._counted > limit",
     ),
+    "amqp-shared-prefetch-counts-gets-for-ever": (
+        "what was got counts against a shared prefetch, also when it is acknowledged",
+        Consuming,
+        "deliver",
+        "self._counted += bool(consumer.tag)",
+        "self._counted += 1",
+    ),
     "amqp-consumer-tags-twice": (
         "a consumer tag may be used twice",
         Consuming,
@@ -113,6 +120,15 @@ _REWRITES: dict[str, Row] = {
         "cancel",
         "self._leave(consumer, now)",
         "pass",
+    ),
+    "amqp-cancelled-with-deliveries-consumes-on": (
+        "a consumer that is cancelled while it holds deliveries gets messages until it has settled them",
+        Consuming,
+        "cancel",
+        "self._leave(consumer, now)",
+        """self._leave(consumer, now)
+        if consumer.held:
+            self._channel.connection.broker.engine.grant(consumer.consumer, 1_000, now)""",
     ),
     "amqp-everybody-told-of-ended-queues": (
         "a client is told that its queue is gone though it has not announced that it understands",

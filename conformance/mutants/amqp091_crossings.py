@@ -61,6 +61,13 @@ _ROWS: dict[str, Row] = {
         """named.setdefault("x-first-death-queue", _text(queue))""",
         """named.setdefault("x-first-death-queue", _text(exchange))""",
     ),
+    "amqp-rejected-letters-do-not-come-back": (
+        "a message that is rejected is dropped where its queue is its own dead letter queue",
+        dead_letters,
+        "is_cycle",
+        "deaths[: number + 1]",
+        "deaths[:number]",
+    ),
     "amqp-deaths-tell-one-key": (
         "x-death does not tell the routing keys of CC",
         DeadLetterExchange,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import getattr_static
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -42,6 +43,7 @@ from assay.reference_broker.mqtt.wire.packets import (
     Properties,
     Unsuback,
 )
+from assay.reference_broker.queues import QueueError
 from assay.reference_broker.routing.message import Message
 
 _SLOW_S = (0.03, 0.15)
@@ -53,6 +55,7 @@ _LATE_RETAINED_S = 0.15
 _LATE_RESUME_S = 1.0
 _LATE_CLOSE_S = 1.0
 _A_MOMENT_S = 0.3
+_FORWARDED_S = 0.05
 _UP_TO_S = 0.1
 _RUN_IDS = 1_000
 _LONG_ID_BYTES = 200
@@ -237,6 +240,46 @@ def late_confirmed(patch: Patch) -> None:
         return publish
 
     patch.wrap(Inbound, "publish_confirmed", make)
+    no_fast_lane(patch)
+
+
+@variation(
+    "any-forwarded-later",
+    "what comes at QoS 1 or 2 is acknowledged first, and retained and forwarded a moment later",
+    freedom="4.3.2 and 4.3.3: an acknowledgement says that the server took ownership; it need not have delivered yet",
+)
+def forwarded_later(patch: Patch) -> None:
+    acknowledging: list[Message] = []
+
+    def make(
+        original: Callable[[Inbound, Message, int, float], None],
+    ) -> Callable[[Inbound, Message, int, float], None]:
+        def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
+            acknowledging.append(message)
+            try:
+                original(self, message, packet_id, now)
+            finally:
+                acknowledging.clear()
+
+        return publish_confirmed
+
+    def make_publish(original: Callable[..., bool]) -> Callable[..., bool]:
+        def publish(self: MqttBroker, message: Message, publisher: Session | None, now: float, *asked: object) -> bool:
+            # What is written down is there when it is acknowledged: a kill takes back nothing.
+            if message not in acknowledging or message.topic.startswith("$") or self.journal is not None:
+                return original(self, message, publisher, now, *asked)
+
+            def get_to_it(later: float) -> None:
+                with suppress(QueueError):
+                    original(self, message, publisher, later, *asked)
+
+            self.timers.schedule(now + _FORWARDED_S, get_to_it)
+            return True
+
+        return publish
+
+    patch.wrap(Inbound, "publish_confirmed", make)
+    patch.wrap(MqttBroker, "publish", make_publish)
     no_fast_lane(patch)
 
 

@@ -11,8 +11,10 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
 from assay.reference_broker.core.routing import RouteEntry, RouteNode, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound, Plan
 from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire import publish_encoder as outgoing
 from assay.reference_broker.mqtt.wire.codec import encode_publish
@@ -279,6 +281,24 @@ def aliases_outlive(patch: Patch) -> None:
         return None
 
     _change_alias(patch, resolve)
+
+
+@mutant(
+    "v5-aliases-outlive-a-takeover", "a connection that takes a session over knows the topic aliases of the one before"
+)
+def aliases_outlive_a_takeover(patch: Patch) -> None:
+    def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
+        def connect(
+            self: MqttBroker, connection: MqttConnection, request: ConnectRequest, now: float
+        ) -> tuple[Session, bool]:
+            session = self.sessions.get(request.client_id)
+            if session is not None and isinstance(session.connection, MqttConnection):
+                connection.inbound._aliases = dict(session.connection.inbound._aliases)
+            return original(self, connection, request, now)
+
+        return connect
+
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @mutant("v5-server-aliases-unasked", "every PUBLISH to a client sets topic alias 7, allowed or not")

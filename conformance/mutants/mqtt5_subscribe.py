@@ -464,6 +464,13 @@ def unsent_shared_messages_end(patch: Patch) -> None:
     patch.replace(MqttBroker, "pass_on", pass_on)
 
 
+@mutant("v5-expired-shared-messages-move", "what has expired with a member of a share goes to another one all the same")
+def expired_shared_messages_move(patch: Patch) -> None:
+    patch.rewrite(
+        MqttBroker, "pass_on", "if message.expires_at and message.expires_at <= now:", "if not message.topic:"
+    )
+
+
 def _change_walk(patch: Patch, change: Callable[[SubscriptionTree, str, list[RouteNode]], list[RouteNode]]) -> None:
     original = SubscriptionTree.walk
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
@@ -55,6 +56,25 @@ def resumed_count_as_new(patch: Patch) -> None:
             here = made.setdefault(session.connection, set())
             existed = outcome.existed and topic_filter in here
             here.add(topic_filter)
+            return msgspec.structs.replace(outcome, existed=existed)
+
+        return subscribe
+
+    patch.wrap(MqttBroker, "subscribe", make)
+
+
+@mutant(
+    "v5-another-qos-makes-a-subscription-new",
+    "subscribing again counts as new where it asks for another QoS than the subscription had",
+)
+def another_qos_is_new(patch: Patch) -> None:
+    def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
+        def subscribe(
+            self: MqttBroker, session: Session, topic_filter: str, subscription: Subscription, *rest: Any
+        ) -> SubscribeOutcome:
+            before = session.subscriptions.get(topic_filter)
+            outcome = original(self, session, topic_filter, subscription, *rest)
+            existed = outcome.existed and before is not None and before.qos == subscription.qos
             return msgspec.structs.replace(outcome, existed=existed)
 
         return subscribe

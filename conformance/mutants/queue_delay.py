@@ -192,6 +192,13 @@ def counts_as_stored(patch: Patch) -> None:
     patch.wrap(DurableQueue, "publish", make)
 
 
+@mutant(
+    "queue-delays-of-a-turn-unbounded", "delayed messages count once they are written: any number may come in one go"
+)
+def unbounded_turn(patch: Patch) -> None:
+    patch.rewrite(DelayStore, "schedule", "if len(self) >= limit:", "if self._waiting.armed >= limit:")
+
+
 @mutant("queue-delays-unbounded", "max_delayed is read and never applied")
 def unbounded(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:

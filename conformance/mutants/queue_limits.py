@@ -211,6 +211,14 @@ def limits_count_held(patch: Patch) -> None:
     patch.wrap(QueueContents, "staying_of", make)
 
 
+@mutant(
+    "queue-drops-for-bytes-once-over", "a queue gives up messages for its bytes only when it holds more than it may"
+)
+def drops_once_over(patch: Patch) -> None:
+    counted = "self._counted_bytes_of(group)"
+    patch.rewrite(QueueLimits, "drop_oldest", f"{counted} + size > limits.max_bytes", f"{counted} > limits.max_bytes")
+
+
 @mutant("queue-refused-not-kept", "what a full queue refuses is no dead letter though its overflow says so")
 def refused_not_kept(patch: Patch) -> None:
     patch.replace(DurableQueue, "bury", _nothing)

@@ -110,6 +110,12 @@ def extends_several(patch: Patch) -> None:
     patch.rewrite(settlement, "apply", asked, f"{asked} if len(found) < 2 else None")
 
 
+@mutant("queue-nack-delay-is-of-the-first", "of messages that are refused together the first waits for the delay alone")
+def delays_the_first(patch: Patch) -> None:
+    asked = "request.delay_s"
+    patch.rewrite(settlement, "apply", asked, f"{asked} if entry is next(iter(found)) else None")
+
+
 @mutant("queue-extends-anything", "an extension of what is not pending is accepted")
 def extends_anything(patch: Patch) -> None:
     def make(original: _Wrapped) -> _Wrapped:

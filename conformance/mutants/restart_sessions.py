@@ -13,16 +13,19 @@ from msgspec.structs import replace
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
 from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.sessions import session_journal, session_records, session_restore
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, Will
 from assay.reference_broker.mqtt.sessions.session_journal import Change, Entry, KeptSession, SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import (
+    StoredEntry,
     StoredMessage,
     StoredSession,
     StoredState,
     StoredSubscription,
 )
+from assay.reference_broker.mqtt.wire.packets import Acknowledgement
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.session_store import SessionStore
 
@@ -377,6 +380,35 @@ def _each_session(state: StoredState, change: Callable[[StoredSession], StoredSe
     state.sessions = {client: change(head) for client, head in state.sessions.items()}
 
 
+@mutant(
+    "restart-forgets-what-qos-was-granted",
+    "what waits has the QoS of its publish after a restart, whatever was granted",
+)
+def forgets_granted(patch: Patch) -> None:
+    def change(state: StoredState) -> None:
+        def at_its_own(entry: StoredEntry) -> StoredEntry:
+            message = entry.message or state.shared.get(entry.shared)
+            return entry if message is None or entry.packet_id else replace(entry, qos=message.qos)
+
+        _each(state.entries, at_its_own)
+
+    _on_reading(patch, change)
+
+
+@mutant("restart-repeats-what-was-refused", "that a delivery was refused by PUBREC is not written down")
+def repeats_refused(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def on_acknowledgement(self: Outbound, packet: Acknowledgement, now: float) -> None:
+            original(self, packet, now)
+            session = self._connection.session
+            if packet.reason >= 0x80 and session is not None and session.kept is not None:
+                session.kept.in_flight.changed.pop(packet.packet_id, None)
+
+        return on_acknowledgement
+
+    patch.wrap(Outbound, "on_acknowledgement", make)
+
+
 @mutant("restart-forgets-empty-sessions", "sessions without subscriptions are not read at the start")
 def forgets_empty(patch: Patch) -> None:
     def change(state: StoredState) -> None:
@@ -548,6 +580,14 @@ def sends_again(patch: Patch) -> None:
 def forgets_delayed(patch: Patch) -> None:
     def change(head: StoredSession) -> StoredSession:
         return replace(head, will=None if head.will_delay_s else head.will)
+
+    _on_reading(patch, lambda state: _each_session(state, change))
+
+
+@mutant("restart-forgets-that-wills-are-retained", "a will that was written down is no retained message any more")
+def forgets_will_retain(patch: Patch) -> None:
+    def change(head: StoredSession) -> StoredSession:
+        return replace(head, will=head.will and replace(head.will, retain=False))
 
     _on_reading(patch, lambda state: _each_session(state, change))
 

@@ -507,14 +507,15 @@ async def prefetch_size(ctx: AmqpContext) -> None:
 @amqp_case(
     "basic/prefetch-per-consumer-and-shared",
     mutant="amqp-shared-prefetch-off-by-one",
+    kills=("amqp-shared-prefetch-counts-gets-for-ever",),
     clauses=("rmq.qos.global",),
     requires=("per_consumer_qos",),
 )
 async def qos_global(ctx: AmqpContext) -> None:
     """A prefetch without global counts for each new consumer, with global for all of the channel together.
 
-    Two consumers of two queues: two deliveries each without global; with global, three for both. A server that refuses
-    global ends as unsupported.
+    Two consumers of two queues: two deliveries each without global; with global, three for both. What was got and
+    acknowledged before counts for nothing. A server that refuses global ends as unsupported.
     """
     connection = await ctx.client()
     for shared, count, wanted in ((False, 2, 4), (True, 3, 3)):
@@ -524,6 +525,8 @@ async def qos_global(ctx: AmqpContext) -> None:
             ctx.unsupported(f"a prefetch with global {shared} is answered by {outcome}")
         for _ in range(2):
             queue = await channel.queue()
+            channel.publish("", queue, b"got")
+            channel.ack(await channel.get_soon(queue, no_ack=False))
             for number in range(5):
                 channel.publish("", queue, str(number).encode())
             await channel.count_becomes(queue, 5)
@@ -677,33 +680,42 @@ async def cancel_without_queue(ctx: AmqpContext) -> None:
         await channel.barrier()
 
 
-@amqp_case("basic/nothing-after-cancel-ok", mutant="amqp-cancelled-consumes-on", clauses=("sec.4.6.sync-effects",))
+@amqp_case(
+    "basic/nothing-after-cancel-ok",
+    mutant="amqp-cancelled-consumes-on",
+    kills=("amqp-cancelled-with-deliveries-consumes-on",),
+    clauses=("sec.4.6.sync-effects",),
+)
 async def nothing_after_cancel(ctx: AmqpContext) -> None:
     """No delivery comes before Consume-Ok and none after Cancel-Ok.
 
-    With messages waiting, and more coming meanwhile.
+    With messages waiting, and more coming meanwhile; once without acknowledgements, and once with deliveries that are
+    not acknowledged yet.
     """
     connection = await ctx.client()
     channel, publisher = await connection.channel(), await connection.channel()
-    queue = await channel.queue()
-    for number in range(20):
-        publisher.publish("", queue, str(number).encode())
-    channel.send("basic.consume", queue=queue, consumer_tag="t", no_ack=True)
-    first = await channel.receive("consume-ok")
-    with ctx.own_point():
-        ctx.must(
-            first is not None and first.name == "basic.consume-ok",
-            f"expected Consume-Ok before any delivery; seen {'the end' if first is None else first.name}",
-        )
-    for number in range(20, 40):
-        publisher.publish("", queue, str(number).encode())
-    await channel.call("basic.cancel", consumer_tag="t")
-    channel.inbox.clear()
-    publisher.publish("", queue, b"late")
-    await publisher.barrier()
-    await channel.barrier()
-    late = [event for event in channel.inbox if event.name == "basic.deliver"]
-    ctx.must(not late, f"expected no delivery after Cancel-Ok; seen {len(late)}")
+    for no_ack in (True, False):
+        queue = await channel.queue()
+        for number in range(20):
+            publisher.publish("", queue, str(number).encode())
+        channel.send("basic.consume", queue=queue, consumer_tag="t", no_ack=no_ack)
+        first = await channel.receive("consume-ok")
+        with ctx.own_point():
+            ctx.must(
+                first is not None and first.name == "basic.consume-ok",
+                f"expected Consume-Ok before any delivery; seen {'the end' if first is None else first.name}",
+            )
+        for number in range(20, 40):
+            publisher.publish("", queue, str(number).encode())
+        if not no_ack:
+            await channel.delivery(b"0")
+        await channel.call("basic.cancel", consumer_tag="t")
+        channel.inbox.clear()
+        publisher.publish("", queue, b"late")
+        await publisher.barrier()
+        await channel.barrier()
+        late = [event for event in channel.inbox if event.name == "basic.deliver"]
+        ctx.must(not late, f"expected no delivery after Cancel-Ok; seen {len(late)}")
 
 
 @amqp_case(

@@ -280,11 +280,16 @@ async def dlx_refused(ctx: AmqpContext) -> None:
     ctx.must(event.body == b"1", f"expected the oldest to stay in the queue; seen {event.body!r}")
 
 
-@amqp_case("extensions/a-circle-of-dead-letters-ends", mutant="amqp-letters-go-round", clauses=("rmq.dlx.cycle",))
+@amqp_case(
+    "extensions/a-circle-of-dead-letters-ends",
+    mutant="amqp-letters-go-round",
+    kills=("amqp-rejected-letters-do-not-come-back",),
+    clauses=("rmq.dlx.cycle",),
+)
 async def dlx_cycle(ctx: AmqpContext) -> None:
-    """A message that only expires in a circle of dead letters is dropped.
+    """A message that only expires in a circle of dead letters is dropped; one that is rejected goes round.
 
-    Two queues that are each other's dead letter queue; another message, rejected once, does go round.
+    Two queues that are each other's dead letter queue, and one that is its own, where a message is rejected twice.
     """
     ctx.is_timed = True
     channel = await ctx.channel()
@@ -302,6 +307,14 @@ async def dlx_cycle(ctx: AmqpContext) -> None:
         await channel.delivery(b"a while")
         looks = 0 if await channel.count(first) + await channel.count(second) else looks + 1
         ctx.must(bool(looks) or soon(), "expected a circle of expiries to end; seen the message for seconds")
+    own = ctx.queue_name()
+    await ctx.queue_with(channel, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": own}, own)
+    channel.publish("", own, b"rejected")
+    for _ in range(2):
+        event = await channel.get_soon(own, no_ack=False)
+        channel.send("basic.reject", delivery_tag=event.tag, requeue=False)
+    with ctx.own_point():
+        await channel.get_soon(own)
 
 
 @amqp_case(

@@ -165,9 +165,12 @@ async def wildcards(ctx: CaseContext) -> None:
     Messages are retained for x/b/c, y/b/c, x/b and x/c; the filter +/b/# matches the first three.
     (rabbitmq/rabbitmq-server issue 8824.)
     """
-    publisher = await ctx.connect(name="publisher")
+    publisher, watcher = await ctx.connect(name="publisher"), await ctx.connect(name="watcher")
     for path in ("x/b/c", "y/b/c", "x/b", "x/c"):
+        await watcher.subscribe(ctx.topic(path))
         await publisher.publish(ctx.topic(path), path.encode(), qos=1, retain=True)
+        # Only who is sent it knows that it is retained by now.
+        await watcher.expect_publish(ctx.topic(path), path.encode())
     subscriber = await ctx.connect(name="subscriber")
     await subscriber.subscribe(ctx.topic("+/b/#"))
     found = await delivered(ctx, publisher, subscriber, at_least=3)

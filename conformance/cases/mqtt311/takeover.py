@@ -57,9 +57,9 @@ async def empty_retained(ctx: CaseContext) -> None:
     topics = {True: ctx.topic("deleted"), False: ctx.topic("kept")}
     watcher = await ctx.connect(name="watcher")
     for retain, topic in topics.items():
-        await watcher.publish(topic, b"state", qos=1, retain=True)
         await watcher.subscribe(topic, qos=1)
-        await watcher.expect_publish(topic, b"state", retain=True)
+        await watcher.publish(topic, b"state", qos=1, retain=True)
+        await watcher.expect_publish(topic, b"state")
         client = await ctx.connect(name=f"retain {int(retain)}", will=Will(topic=topic, qos=1, retain=retain))
         client.abort()
         await watcher.expect_publish(topic, b"")

@@ -54,7 +54,10 @@ async def _subscribed(ctx: CaseContext, row: Row, topic: str, number: int) -> Co
     name = f"{number}"
     client = await ctx.connect(name=name, properties=LASTING)
     if row.age is not Age.NEW:
-        earlier = Subscription(filter=topic, qos=1, retain_handling=2, retain_as_published=row.as_published)
+        # It exists, whether it was granted another QoS or the same.
+        earlier = Subscription(
+            filter=topic, qos=int(row.as_published), retain_handling=2, retain_as_published=row.as_published
+        )
         await client.subscribe(earlier)
     if row.age is Age.RESUMED:
         await client.disconnect()
@@ -94,7 +97,7 @@ async def _walk(ctx: CaseContext, *ages: Age) -> None:
     clauses=("MQTT-3.3.1-9", "MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.3.1-12", "MQTT-3.3.1-13", "MQTT-3.8.4-3"),
     requires=("retain", "qos1"),
     mutant="v5-retained-flag-follows-retain-as-published",
-    kills=("v5-subscribe-beside-an-open-delivery-refused",),
+    kills=("v5-subscribe-beside-an-open-delivery-refused", "v5-another-qos-makes-a-subscription-new"),
     near_miss="v5-retained-before-suback",
 )
 async def handling(ctx: CaseContext) -> None:

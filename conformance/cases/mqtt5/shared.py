@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, shares, subscribe_at, taken
+from assay.conformance.cases.mqtt5.support import (
+    BRIEF_S,
+    LASTING,
+    expect_error,
+    pass_time,
+    publishing,
+    resume,
+    shares,
+    subscribe_at,
+    taken,
+)
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
 
@@ -302,6 +312,38 @@ async def unsent(ctx: CaseContext) -> None:
     ctx.must(not sent & got, f"staying: expected nothing of what was begun elsewhere; {sorted(sent & got)} came")
     lost = sorted({f"{number}".encode() for number in range(12)} - sent - got)
     ctx.should(not lost, f"staying: expected all that nobody else was sent; {lost} did not come")
+
+
+@case(
+    "mqtt5/shared/expired-messages-go-to-nobody-else",
+    clauses=("MQTT-3.3.2-5",),
+    requires=("shared", "qos1"),
+    mutant="v5-expired-shared-messages-move",
+    near_miss="v5-shared-moved-at-once",
+    limit_s=15.0,
+)
+async def expired(ctx: CaseContext) -> None:
+    """A shared message that expired while it waited for a member does not come to another when that one leaves.
+
+    The only member has a Receive Maximum of 1 and acknowledges nothing of a message. Behind that wait one that expires
+    and one that does not. When the former has expired another member joins, and the first one's session ends.
+    """
+    topic = ctx.topic()
+    leaving = await ctx.connect(name="leaving", properties=Properties(receive_maximum=1))
+    await subscribe_at(ctx, leaving, _share("g", topic), qos=1)
+    publisher = await ctx.connect(name="publisher")
+    publisher.send(Publish(topic=topic, payload=b"held", qos=1, packet_id=1))
+    await leaving.expect_publish(topic, b"held", ack=False)
+    brief = Properties(message_expiry_interval=BRIEF_S * ctx.stretch)
+    publisher.send(
+        Publish(topic=topic, payload=b"brief", qos=1, packet_id=2, properties=brief),
+        Publish(topic=topic, payload=b"lasting", qos=1, packet_id=3),
+    )
+    await pass_time(ctx, (BRIEF_S + 1) * ctx.stretch)
+    (staying,) = await _members(ctx, _share("g", topic), ("staying",), qos=1)
+    await leaving.disconnect()
+    seen = [message.payload for message in await taken(staying, 3)]
+    ctx.must(b"brief" not in seen, f"staying: expected nothing that had expired; seen {seen}")
 
 
 @case(

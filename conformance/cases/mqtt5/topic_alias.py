@@ -126,25 +126,29 @@ async def unknown(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.2-7",),
     requires=("topic_alias_maximum", "persistent_sessions"),
     mutant="v5-aliases-outlive-the-connection",
+    kills=("v5-aliases-outlive-a-takeover",),
     near_miss="v5-closes-silently",
 )
 async def ends_with_connection(ctx: CaseContext) -> None:
     """Aliases belong to the connection and not to the session.
 
-    A client sets alias 1, and later resumes its session on another connection and uses the alias without setting it.
-    That connection ends, and nothing is published.
+    A client sets alias 1, and resumes its session on another connection, once after it has left and once by taking
+    itself over. There it uses the alias without setting it. That connection ends, and nothing is published.
     """
     topic = ctx.topic()
     lasting = Properties(session_expiry_interval=600)
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
-    first = await ctx.connect(properties=lasting, name="first")
-    first.send(_aliased(topic, 1, b"set"))
-    await watcher.expect_publish(topic, b"set")
-    await first.disconnect()
-    second = await ctx.connect(client_id=first.client_id, clean=False, properties=lasting, name="second")
-    second.send(_aliased("", 1, b"used"))
-    ctx.must(await ends(second), "second: expected the end of the connection; the alias was accepted")
+    for leaves in (True, False):
+        name = "back" if leaves else "taken over"
+        first = await ctx.connect(properties=lasting, name="first")
+        first.send(_aliased(topic, 1, b"set"))
+        await watcher.expect_publish(topic, b"set")
+        if leaves:
+            await first.disconnect()
+        second = await ctx.connect(client_id=first.client_id, clean=False, properties=lasting, name=name)
+        second.send(_aliased("", 1, b"used"))
+        ctx.must(await ends(second), f"{name}: expected the end of the connection; the alias was accepted")
     control = await ctx.connect(name="control")
     await ctx.expect_no_message(control, watcher)
 

@@ -22,7 +22,7 @@ from assay.conformance.cases.mqtt5.support import (
 )
 from assay.conformance.connection import Connection
 from assay.conformance.stall import Stopwatch
-from assay.conformance.wire import Disconnect, Packet, Properties, Puback, Publish, Subscription, Will, describe
+from assay.conformance.wire import Disconnect, Packet, Properties, Puback, Publish, Will, describe
 
 _WITH_WILL = 0x04
 _DELAY_S = 30
@@ -280,10 +280,10 @@ async def empty_retained(ctx: CaseContext) -> None:
     """
     topics = {True: ctx.topic("deleted"), False: ctx.topic("kept")}
     watcher = await ctx.connect(name="watcher")
-    for topic in topics.values():
-        await watcher.publish(topic, b"state", qos=1, retain=True)
-    await watcher.subscribe(*(Subscription(filter=topic, qos=1, retain_handling=2) for topic in topics.values()))
+    await watcher.subscribe(*topics.values(), qos=1)
     for retain, topic in topics.items():
+        await watcher.publish(topic, b"state", qos=1, retain=True)
+        await watcher.expect_publish(topic, b"state")
         client = await ctx.connect(name=f"retain {int(retain)}", will=Will(topic=topic, qos=1, retain=retain))
         client.abort()
         await watcher.expect_publish(topic, b"")

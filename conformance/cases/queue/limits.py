@@ -220,13 +220,15 @@ async def thousands_expire(ctx: CaseContext) -> None:
     clauses=("Q-LIMIT-04", "Q-LIMIT-05"),
     requires=("queues",),
     mutant="queue-overflow-rejects",
+    kills=("queue-drops-for-bytes-once-over",),
     settings=_with(max_depth=3, overflow="drop_oldest", partitions=1, max_in_flight=1),
 )
 async def drop_oldest(ctx: CaseContext) -> None:
     """A full queue gives up its oldest message for a new one, but never one that was delivered.
 
     Depth 3. The first of three messages is in flight; two more publishes are accepted and drop the second and third.
-    The consumer acknowledges the first, then gets the fourth and fifth.
+    The consumer acknowledges the first, then gets the fourth and fifth. A queue that holds the 100 bytes it may gives
+    up 60 for 40.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
@@ -239,6 +241,15 @@ async def drop_oldest(ctx: CaseContext) -> None:
     for payload in (b"4", b"5"):
         await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
     await consumer.expect_nothing()
+    narrow = new_queue(ctx)
+    await create(ctx, publisher, narrow, max_bytes=100)
+    await (await consume(ctx, narrow, name="reader")).disconnect()
+    for payload in (b"1" * 60, b"2" * 40, b"3" * 40):
+        puback = await publish_with(publisher, narrow, payload)
+        ctx.must(puback.reason_code < 0x80, f"publisher: expected {len(payload)} bytes to be taken; seen {puback}")
+    reader = await consume(ctx, narrow, name="reader again")
+    for payload in (b"2" * 40, b"3" * 40):
+        await settle(ctx, reader, narrow, "ack", await reader.expect_publish(payload=payload))
 
 
 @case(

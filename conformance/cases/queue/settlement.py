@@ -149,21 +149,29 @@ async def bounded(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-04",),
     requires=("queues", "clock"),
     mutant="queue-nack-delay-ignored",
+    kills=("queue-nack-delay-is-of-the-first",),
     near_miss="queue-retry-waits-longer",
 )
 async def nack_delay(ctx: CaseContext) -> None:
     """A message refused with a delay comes again when that is over, and not before.
 
-    $nack with delay 90s: nothing after 89 s; after 91 s the message is back, with delivery-count 2.
+    $nack with delay 90s, of one message and of two together: nothing after 89 s; after 91 s all three are back, with
+    delivery-count 2.
     """
-    queue, consumer, got = await _filled(ctx, 1)
+    queue, consumer, got = await _filled(ctx, 3)
     due = ctx.due_in(90)
-    await settle(ctx, consumer, queue, "nack", got[0], delay="1m30s")
+    await settle(ctx, consumer, queue, "nack", got[2], delay="1m30s")
+    # Nothing that waits is before the one that is named last, and would hold it back.
+    both = [("message-id", property_of(ctx, delivery, "message-id")) for delivery in (got[1], got[0])]
+    puback = await _send(consumer, queue, "nack", *both, ("group-id", "workers"), ("delay", "1m30s"))
+    ctx.must(puback.reason_code < 0x80, f"consumer: expected two deliveries to be taken back; seen {puback}")
     await ctx.advance(89)
     await consumer.expect_nothing(before=due)
     await ctx.advance(2)
-    again = await consumer.expect_publish(payload=b"0")
-    ctx.must(count_of(ctx, again) == 2, f"consumer: expected delivery-count 2; seen {count_of(ctx, again)}")
+    again = await deliveries(consumer, at_least=3)
+    seen = sorted((delivery.payload, count_of(ctx, delivery)) for delivery in again)
+    wanted = [(b"0", 2), (b"1", 2), (b"2", 2)]
+    ctx.must(seen == wanted, f"consumer: expected messages and delivery-counts {wanted}; seen {seen}")
 
 
 @case(

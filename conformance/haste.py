@@ -1,0 +1,44 @@
+"""What a case takes for done because it was acknowledged.
+
+PUBACK, PUBREC and PUBCOMP say that a server owns a message; it need not have retained or forwarded it by then (notes to
+figures 4.2 and 4.3 in both versions), so that a client which subscribes next may get it live in place of retained. A
+case that goes wrong after such a step is tried once more, with a pause before each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from assay.conformance.arrival import Patience
+
+FORWARDS_WITHIN_S = 1.0
+"""After this a server that is not busy has done what it has acknowledged."""
+HASTY = "right behind an acknowledgement, which does not say that a message has been retained or forwarded"
+
+
+class Haste:
+    """Of one case: whether it went on right behind an acknowledgement, or pauses there."""
+
+    def __init__(self, ctx: Patience) -> None:
+        self._ctx = ctx
+        self.was_hasty = False
+        self.pauses = False
+        self._acknowledged_s = -FORWARDS_WITHIN_S
+        self._by: object = None
+
+    def acknowledged(self, by: object) -> None:
+        """A publish of this connection was answered."""
+        self._acknowledged_s, self._by = time.monotonic(), by
+
+    async def before_a_step(self, by: object = None) -> None:
+        """Whose outcome depends on what was published before: not that of the publisher itself, ``by``, which a server
+        hears in order."""
+        left_s = self._acknowledged_s + FORWARDS_WITHIN_S - time.monotonic()
+        if left_s <= 0 or (by is not None and by is self._by):
+            return
+        self.was_hasty = True
+        if self.pauses:
+            self._ctx.remaining_s(left_s)
+            await asyncio.sleep(left_s)
+            self._ctx.give_back(left_s)

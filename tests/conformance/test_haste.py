@@ -1,0 +1,112 @@
+"""A case that took an acknowledgement for a delivery is tried again with pauses, and then accuses only who is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from assay.conformance.case import Case, CaseContext
+from assay.conformance.haste import HASTY
+from assay.conformance.judged import Outcome
+from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import PATIENCE_S, _run_group
+from assay.conformance.targets import load_target
+from assay.reference_broker.trace.conformance import CaseVerdict
+
+LATER = "any-forwarded-later"
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+class Judged:
+    """What came of a case on a broker, and which of its attempts paused."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        broker: str,
+        run: Callable[[CaseContext], Awaitable[None]],
+        *,
+        clauses: tuple[str, ...] = ("MQTT-3.3.1-6",),
+        patience_s: float | None = None,
+    ) -> None:
+        self.paused: list[bool] = []
+
+        async def noted(ctx: CaseContext) -> None:
+            self.paused.append(ctx.haste.pauses)
+            await run(ctx)
+
+        case = Case(
+            id="mqtt311/assay/hasty",
+            title="",
+            expectation="",
+            clauses=clauses,
+            level="MUST",
+            requires=(),
+            mutant="",
+            near_miss="",
+            limit_s=5.0,
+            module=__name__,
+            run=noted,
+        )
+        outcomes, problem = _run_group(nursery, load_target("reference"), broker, (None, [case]), patience_s, 1)
+        assert not problem
+        self.outcome: Outcome = outcomes[0]
+        self.verdict, self.detail = self.outcome.result.verdict, self.outcome.result.detail
+
+
+async def takes_puback_for_retained(ctx: CaseContext) -> None:
+    publisher, subscriber = await ctx.connect(name="publisher"), await ctx.connect(name="subscriber")
+    await publisher.publish(ctx.topic(), b"kept", qos=1, retain=True)
+    await subscriber.subscribe(ctx.topic())
+    await subscriber.expect_publish(ctx.topic(), b"kept", retain=True)
+
+
+async def takes_puback_for_forwarded(ctx: CaseContext) -> None:
+    publisher, subscriber = await ctx.connect(name="publisher"), await ctx.connect(name="subscriber")
+    await publisher.publish(ctx.topic(), b"earlier", qos=2)
+    await subscriber.subscribe(ctx.topic())
+    await ctx.expect_no_message(publisher, subscriber)
+
+
+@pytest.mark.parametrize("run", [takes_puback_for_retained, takes_puback_for_forwarded])
+def test_who_forwards_later_than_it_acknowledges_is_not_accused(
+    nursery: Nursery, run: Callable[[CaseContext], Awaitable[None]]
+) -> None:
+    """aedes answers PUBLISH first, and was accused of retained messages that came live."""
+    judged = Judged(nursery, LATER, run)
+    assert (judged.verdict, judged.paused) == (CaseVerdict.NON_STRICT, [False, True]), judged.detail
+    assert judged.detail.startswith(HASTY)
+    assert Judged(nursery, "", run).paused == [False], "who forwards at once is asked once"
+
+
+def test_a_flag_that_another_case_is_about_is_not_booked_in_haste(nursery: Nursery) -> None:
+    judged = Judged(nursery, LATER, takes_puback_for_retained, clauses=("MQTT-3.8.4-1",))
+    assert (judged.verdict, judged.paused) == (CaseVerdict.NON_STRICT, [False, True])
+    assert not judged.outcome.incidents
+
+
+def test_what_fails_with_pauses_too_is_accused(nursery: Nursery) -> None:
+    async def fails(ctx: CaseContext) -> None:
+        await takes_puback_for_retained(ctx)
+        ctx.fail("it is wrong")
+
+    judged = Judged(nursery, LATER, fails)
+    assert (judged.verdict, judged.detail, judged.paused) == (CaseVerdict.FAIL, "it is wrong", [False, True])
+
+
+def test_a_case_without_haste_and_a_run_without_patience_are_not_tried_again(nursery: Nursery) -> None:
+    async def publishes_last(ctx: CaseContext) -> None:
+        client = await ctx.connect()
+        await client.subscribe(ctx.topic())
+        for payload in (b"1", b"2"):
+            await client.publish(ctx.topic(), payload, qos=1)
+        ctx.fail("it is wrong")
+
+    assert Judged(nursery, LATER, publishes_last).paused == [False]
+    assert Judged(nursery, LATER, takes_puback_for_retained, patience_s=PATIENCE_S).verdict is CaseVerdict.FAIL
