@@ -264,6 +264,22 @@ def one_copy_per_subscription(patch: Patch) -> None:
     patch.replace(SubscriptionTree, "match", match)
 
 
+@mutant(
+    "v3-qos-2-beyond-twenty-forgotten", "of QoS 2 messages that are not released yet no more than twenty are forwarded"
+)
+def forgotten_beyond_twenty(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def publish(self: MqttBroker, message: Message, publisher: object, *rest: Any) -> bool:
+            if message.qos == 2 and isinstance(publisher, Session) and len(publisher.inbound_qos2) > 20:
+                return True
+            return original(self, message, publisher, *rest)
+
+        return publish
+
+    close_fast_ways(patch)
+    patch.wrap(MqttBroker, "publish", make)
+
+
 @variation("v3-one-packet-at-a-time", "packets are handled one at a time, without the fast ways")
 def one_packet_at_a_time(patch: Patch) -> None:
     close_fast_ways(patch)

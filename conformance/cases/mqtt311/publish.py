@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.mqtt5.support import delivered, publishing, qos_levels, subscribe_at, under_way
+from assay.conformance.cases.mqtt5.support import (
+    delivered,
+    meanwhile,
+    publish_all,
+    publishing,
+    qos_levels,
+    subscribe_at,
+    taken,
+    under_way,
+)
 from assay.conformance.wire import (
     Puback,
     Pubcomp,
@@ -18,6 +27,7 @@ from assay.conformance.wire.encode import raw_packet, string, uint16
 
 _PUBLISH_QOS_3 = 0x36
 _PACKET_IDS = (1, 0x0100, 0xFFFF)
+_MANY_OPEN = 60
 
 
 @case(
@@ -377,3 +387,27 @@ async def every_subscriber(ctx: CaseContext) -> None:
     for subscriber in (exact, both, wild):
         await subscriber.expect_publish(topic, b"for three")
     await ctx.expect_no_message(publisher, other)
+
+
+@case(
+    "mqtt311/publish/many-open-qos-2-exchanges-all-arrive",
+    clauses=("MQTT-4.3.3-2", "MQTT-4.5.0-1"),
+    requires=("qos1", "qos2"),
+    mutant="v3-qos-2-beyond-twenty-forgotten",
+    near_miss="v3-one-packet-at-a-time",
+    limit_s=10.0,
+)
+async def many_open(ctx: CaseContext) -> None:
+    """However many QoS 2 messages a client has begun, each whose exchange is completed arrives.
+
+    Sixty PUBLISH packets come in one write, and PUBREL answers each PUBREC as it comes. (Mosquitto 2.0.11 lost those
+    beyond twenty.)
+    """
+    topic = ctx.topic()
+    subscriber, publisher = await ctx.connect(name="subscriber"), await ctx.connect(name="publisher")
+    await subscribe_at(ctx, subscriber, topic, qos=1)
+    payloads = [b"%d" % number for number in range(_MANY_OPEN)]
+    async with meanwhile(publish_all(publisher, [Publish(topic=topic, payload=each, qos=2) for each in payloads])):
+        seen = {message.payload for message in await taken(subscriber, len(payloads))}
+    missing = [each for each in payloads if each not in seen]
+    ctx.must(not missing, f"subscriber: expected all {len(payloads)} messages; {len(missing)} did not come: {missing}")
