@@ -49,7 +49,7 @@ FOUND = {
     "cross-retained-expiry-inherited": 6,
     "cross-parent-retained-with-children-only": 4,
     "cross-retain-handling-by-connection": 3,
-    "cross-retain-as-published-of-qos-0-lost": 6,
+    "cross-retain-as-published-of-qos-0-lost": 11,
     "cross-will-delay-begins-anew": 12,
     "cross-released-identifiers-come-back": 11,
     "cross-retained-expiry-lost": 5,
