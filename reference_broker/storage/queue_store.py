@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from assay.reference_broker.config import Compression, Durability, QueueConfig
-from assay.reference_broker.queues.jobs.errors import LogError, is_passing, raise_if_not_tried, reason_of
+from assay.reference_broker.queues.jobs.errors import LogError, is_passing, may_pass, raise_if_not_tried, reason_of
 from assay.reference_broker.queues.jobs.store import RecoveryNote, StoredGroup, StoredQueue
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.description import (
@@ -82,6 +82,7 @@ class LogQueueStore:
         """Where the folder of queues has been synced since the start."""
         self._unusable: dict[str, str] = {}
         """Folder of a queue -> why nothing is done with it."""
+        self._unread: list[str] = []
         self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes, self._refused)
         """For everything but settlements, and what queues keep in memory."""
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
@@ -99,27 +100,38 @@ class LogQueueStore:
         found: list[StoredQueue] = []
         for folder in self._disk.list(ROOT):
             try:
-                description = self._describe(f"{ROOT}/{folder}")
+                queue = self._stored(self._disk, folder)
             except LogError as error:
                 raise_if_not_tried(error)
                 self.set_folder_aside(folder, str(error))
-                continue
-            if description is not None and description.deleted:
-                try:
-                    _remove_rest(self._disk, f"{ROOT}/{folder}")
-                except OSError as error:
-                    raise_if_not_tried(error)
-                    self.set_folder_aside(folder, f"it was deleted, and its files stay: {reason_of(error)}")
-            elif description is not None and encode_name(description.name) == folder:
-                found.append(
-                    StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
-                )
-            elif description is not None:
-                self.set_folder_aside(folder, "the folder does not belong to the queue it describes")
+                if may_pass(error) and encode_name(decode_name(folder)) == folder:
+                    self._unread.append(decode_name(folder))
+            else:
+                found += () if queue is None else (queue,)
         return sorted(found, key=lambda queue: queue.name)
 
+    def stored_queue(self, name: str) -> StoredQueue | None:
+        return None if self._disk is None else self._stored(self._disk, encode_name(name))
+
+    def unread_queues(self) -> list[str]:
+        return list(self._unread)
+
+    def _stored(self, disk: Disk, folder: str) -> StoredQueue | None:
+        """The queue of a folder; what was deleted is removed. Raises :class:`LogError`."""
+        description = self._describe(f"{ROOT}/{folder}")
+        if description is None:
+            return None
+        if description.deleted:
+            try:
+                _remove_rest(disk, f"{ROOT}/{folder}")
+            except OSError as error:
+                raise LogError(f"it was deleted, and its files stay: {reason_of(error)}") from error
+            return None
+        if encode_name(description.name) != folder:
+            raise LogError("the folder does not belong to the queue it describes")
+        return StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
+
     def set_aside(self, name: str, problem: str) -> None:
-        """See :meth:`QueueStore.set_aside`."""
         self.set_folder_aside(encode_name(name), problem)
 
     def set_folder_aside(self, folder: str, problem: str) -> None:
@@ -128,15 +140,12 @@ class LogQueueStore:
         self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {REFUSED}")
 
     def take_back(self, name: str) -> None:
-        """See :meth:`QueueStore.take_back`."""
         self._unusable.pop(encode_name(name), None)
 
     def unusable(self, name: str) -> str | None:
-        """See :meth:`QueueStore.unusable`."""
         return self._unusable.get(encode_name(name)) if self._unusable else None
 
     def unusable_queues(self) -> list[str]:
-        """See :meth:`QueueStore.unusable_queues`."""
         return sorted(map(decode_name, self._unusable))
 
     def _describe(self, folder: str) -> QueueDescription | None:
@@ -145,12 +154,10 @@ class LogQueueStore:
         try:
             data = read_content(self._disk, path)
         except OSError as error:
-            message = f"cannot open {path}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot open {path}: {reason_of(error)}") from error
         if data is None:
             if _holds_messages(self._disk, folder):
-                message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
-                raise LogError(message)
+                raise LogError(f"{path} is missing; restore it, or move {folder} away to give the queue up")
             # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
             return None
         try:
@@ -159,14 +166,12 @@ class LogQueueStore:
             message = f"{path} is damaged ({error}); restore it, or move {folder} away to give the queue up"
             raise LogError(message) from error
         if description.version != 1:
-            message = f"{path} has version {description.version}; this broker reads version 1"
-            raise LogError(message)
+            raise LogError(f"{path} has version {description.version}; this broker reads version 1")
         return description
 
     def open_queue(
         self, config: QueueConfig, settings: Mapping[str, Any] | None = None, *, later: bool = False
     ) -> LogQueueFiles:
-        """See :meth:`QueueStore.open_queue`."""
         in_memory = self._disk is None or config.durability is Durability.MEMORY
         disk = self._memory if self._disk is None or in_memory else self._disk
         folder = f"{ROOT}/{encode_name(config.name)}"
@@ -203,7 +208,6 @@ class LogQueueStore:
         )
 
     def open_state(self, name: str, *, create: bool) -> StateLog | None:
-        """See :meth:`QueueStore.open_state`."""
         disk = self._memory if self._disk is None else self._disk
         try:
             if not create and not disk.list(name):
@@ -219,12 +223,10 @@ class LogQueueStore:
         )
 
     def note(self, queue: str, place: str, problem: str) -> None:
-        """See :meth:`QueueStore.note`."""
         self.notes.add(queue, place, problem)
 
     @property
     def on_note(self) -> Callable[[RecoveryNote], None] | None:
-        """See :attr:`QueueStore.on_note`."""
         return self.notes.on_note
 
     @on_note.setter
@@ -238,7 +240,6 @@ class LogQueueStore:
         return LogError(f"{path} {text}")
 
     def recovery_notes(self) -> list[RecoveryNote]:
-        """See :meth:`QueueStore.recovery_notes`."""
         return list(self.notes.recovery)
 
     def close(self) -> None:
@@ -410,7 +411,6 @@ class LogQueueFiles:
         purged: Mapping[int, int] | None = None,
         facts: Iterable[str] | None = None,
     ) -> None:
-        """See :meth:`QueueFiles.update_description`."""
         fields: dict[str, Any] = {"partitions": partitions}
         fields["settings"] = None if settings is None else dict(settings)
         fields["purged"] = None if purged is None else dict(purged)
@@ -418,7 +418,6 @@ class LogQueueFiles:
         self.description.change(**{name: value for name, value in fields.items() if value is not None})
 
     def write_description(self) -> None:
-        """See :meth:`QueueFiles.write_description`."""
         try:
             self.description.run()
         except OSError as error:
@@ -431,7 +430,6 @@ class LogQueueFiles:
 
     @property
     def note_count(self) -> int:
-        """See :attr:`QueueFiles.note_count`."""
         return self._store.notes.counts.get(self._description.name, 0)
 
     @property
@@ -439,35 +437,28 @@ class LogQueueFiles:
         return dict(self._description.purged)
 
     def removal(self) -> _Removal:
-        """See :meth:`QueueFiles.removal`."""
         return _Removal(self._disk, self._folder, self._description)
 
     def open_partition(self, partition: int) -> SegmentedLog:
-        """See :meth:`QueueFiles.open_partition`."""
         kind = MemoryLog if self._volatile and not self._encoder.compresses else SegmentedLog
         return self._open_log(f"partitions/{partition}", self._options, kind)
 
     @property
     def has_delays(self) -> bool:
-        """See :meth:`QueueFiles.has_delays`."""
         return self._holds_files(DELAYS)
 
     def open_delays(self) -> SparseLog:
-        """See :meth:`QueueFiles.open_delays`."""
         options = msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS)
         return self._open_log(DELAYS, options, SparseLog)
 
     def open_delays_done(self) -> SegmentedLog:
-        """See :meth:`QueueFiles.open_delays_done`."""
         return self._open_restated(DELAYS_DONE, DONE_SEGMENT_BYTES)
 
     @property
     def has_departures(self) -> bool:
-        """See :meth:`QueueFiles.has_departures`."""
         return self._holds_files(DEPARTURES)
 
     def open_departures(self) -> SegmentedLog:
-        """See :meth:`QueueFiles.open_departures`."""
         return self._open_restated(DEPARTURES, DEPARTURES_SEGMENT_BYTES)
 
     def _open_restated(self, name: str, segment_bytes: int) -> SegmentedLog:
@@ -546,12 +537,10 @@ class LogQueueFiles:
         return sorted(found, key=lambda group: group.group)
 
     def remove_group(self, group: str) -> GroupRemoval:
-        """See :meth:`QueueFiles.remove_group`."""
         name = encode_name(group)
         return GroupRemoval(self._disk, f"{self._folder}/consumers/{name}", name, self._note)
 
     def open_group(self, group: str, pattern: str, *, transient: bool = False) -> PendingLogFile:
-        """See :meth:`QueueFiles.open_group`."""
         name = encode_name(group)
         folder = f"{self._folder}/consumers/{name}"
         disk = MemoryDisk() if transient else self._disk

@@ -108,6 +108,73 @@ def test_a_queue_is_opened_once_the_disk_gives_what_it_has(failing: str, monkeyp
     assert consumer.values == (["b"] if failing == "fail_read" else ["a", "b"])
 
 
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_queue_is_opened_once_its_description_can_be_read(configured: bool) -> None:
+    """With all that it holds, as it was created."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    bench.engine.create_queue("long", {"partitions": 3, "max_depth": 7}, bench.now)
+    bench.turn()
+    for value in "ab":
+        bench.publish(value, topic="$queue/long")
+        bench.publish(value)
+    bench.turn()
+    if configured:
+        queue = QueueConfig(name="long", partitions=3)
+        bench.config = msgspec.structs.replace(bench.config, configured=(queue,))
+    disk.fail_read = "queues/long/queue.json"
+    bench.restart()
+    assert bench.engine.unusable_queues() == ["long"]
+    bench.advance(2)
+    with pytest.raises(QueueError) as refused:
+        bench.publish("more", topic="$queue/long")
+    assert refused.value.code is QueueErrorCode.STORAGE_FAILED
+    with pytest.raises(QueueError):
+        bench.engine.create_queue("long", {}, bench.now)
+    assert not _is_refused(bench)
+    disk.fail_read = ""
+    bench.advance(3)
+    assert bench.engine.unusable_queues() == []
+    config, settings = bench.engine.queue_config("long")
+    assert (config.partitions, config.max_depth, settings["max_depth"]) == (3, 7, 7)
+    consumer = bench.consumer(queue="long")
+    bench.turn()
+    assert sorted(consumer.values) == ["a", "b"]
+
+
+def test_a_description_that_is_damaged_where_it_could_be_read_is_not_tried_again() -> None:
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    bench.publish("m")
+    bench.turn()
+    disk.fail_read = "queue.json"
+    bench.restart()
+    disk.fail_read = ""
+    disk._files["queues/q/queue.json"][:4] = b"?" * 4
+    bench.advance(3)
+    assert _is_refused(bench)
+    assert bench.engine._registry.reopening.due_at is None
+
+
+def test_a_deleted_queue_that_could_not_be_read_is_gone_for_good_then() -> None:
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    bench.publish("m")
+    bench.turn()
+    description = msgspec.json.decode(bytes(disk._files["queues/q/queue.json"]))
+    disk._files["queues/q/queue.json"][:] = msgspec.json.encode(description | {"deleted": True})
+    disk.fail_read = "queue.json"
+    bench.restart()
+    assert _is_refused(bench)
+    disk.fail_read = ""
+    bench.advance(3)
+    assert bench.engine.unusable_queues() == []
+    assert not _is_refused(bench)
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == ["more"]
+
+
 def test_a_queue_whose_sync_failed_as_it_was_opened_waits_for_the_next_start() -> None:
     """What is read after that need not be on disk."""
     error = LogError("a sync failed", sticky=True)
@@ -171,16 +238,16 @@ def test_it_is_tried_ever_more_rarely_and_once_a_turn() -> None:
     assert reopening.next_due(10**9) is None
     now, tries = 1_000.0, []
     for name in ("a", "b"):
-        reopening.failed(QueueConfig(name=name), now)
+        reopening.failed(name, now)
     while now < 1_000.0 + 300:
         due_at = reopening.due_at
         assert due_at is not None
         assert reopening.next_due(due_at - 0.001) is None
         now = max(now, due_at)
-        config = reopening.next_due(now)
-        assert config is not None
-        tries.append((config.name, now - 1_000.0))
-        reopening.failed(config, now)
+        name = reopening.next_due(now)
+        assert name is not None
+        tries.append((name, now - 1_000.0))
+        reopening.failed(name, now)
     assert [at for name, at in tries if name == "a"] == [1, 3, 7, 15, 31, 63, 123, 183, 243, 303]
     assert sum(name == "b" for name, _ in tries) >= 9
     reopening.ended("a")

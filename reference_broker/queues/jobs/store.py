@@ -414,6 +414,12 @@ class QueueStore(Protocol):
     def stored_queues(self) -> list[StoredQueue]:
         """Queues that exist in the store, by name."""
 
+    def stored_queue(self, name: str) -> StoredQueue | None:
+        """One of them; None where there is none. Raises :class:`LogError` where what is there cannot be read."""
+
+    def unread_queues(self) -> list[str]:
+        """Those that :meth:`stored_queues` set aside since the disk did not give what it has, which may pass."""
+
     def set_aside(self, name: str, problem: str) -> None:
         """Nothing is to be done with a queue until :meth:`take_back`, so that its files stay as they are."""
 

@@ -40,7 +40,7 @@ from assay.reference_broker.queues.jobs.errors import (
     may_pass,
     raise_if_not_tried,
 )
-from assay.reference_broker.queues.jobs.store import QueueStore, RecoveryNote
+from assay.reference_broker.queues.jobs.store import QueueStore, RecoveryNote, StoredQueue
 from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_PREFIX,
     check_queue_name,
@@ -141,11 +141,8 @@ class QueueRegistry:
                 self.set_aside(name, error.text)
                 continue
             if found is not None:
-                settings = found.settings
-                if settings.get("priority") == _LANES_OF_BEFORE:
-                    settings = settings | {"priority": _LEVELS_OF_BEFORE}
                 try:
-                    config = self._with_partitions(self.merged_config(name, settings), found.partitions)
+                    config = self._stored_config(found)
                 except QueueError as error:
                     self.set_aside(name, f"its settings in queue.json: {error.text}")
                     continue
@@ -155,25 +152,30 @@ class QueueRegistry:
                 raise_if_not_tried(error)
                 self.set_aside(name, str(error))
                 if may_pass(error):
-                    self.reopening.failed(config, now)
+                    self.reopening.failed(name, now)
+        for name in self._store.unread_queues():
+            self.reopening.failed(name, now)
 
     def reopen(self, now: float) -> DurableQueue | None:
         """Try one queue again that could not be opened for now; None when none is due, or it still cannot."""
-        config = self.reopening.next_due(now)
-        if config is None:
+        name = self.reopening.next_due(now)
+        if name is None:
             return None
-        self._store.take_back(config.name)
+        self._store.take_back(name)
+        queue = None
         try:
-            queue = self._open(config, None, now)
-        except LogError as error:
-            self.set_aside(config.name, str(error))
+            found = self._store.stored_queue(name)
+            if found is not None or name in self._configured:
+                config = self.merged_config(name, {}) if found is None else self._stored_config(found)
+                queue = self._open(config, None, now)
+        except (LogError, QueueError, QueueOpenError) as error:
+            self.set_aside(name, str(error))
             if may_pass(error):
-                self.reopening.failed(config, now)
-            else:
-                self.reopening.ended(config.name)
-            return None
-        self.reopening.ended(config.name)
-        self._store.note(config.name, "", "it could be opened now")
+                self.reopening.failed(name, now)
+                return None
+        self.reopening.ended(name)
+        if queue is not None:
+            self._store.note(name, "", "it could be opened now")
         return queue
 
     def set_aside(self, name: str, problem: str) -> None:
@@ -201,8 +203,7 @@ class QueueRegistry:
         """Raises :class:`QueueError` (STORAGE_FAILED) for a queue that was set aside."""
         problem = self._store.unusable(name)
         if problem is not None:
-            text = f"the queue {name[:80]!r} cannot be used: {problem}"
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, f"the queue {name[:80]!r} cannot be used: {problem}")
 
     # -- configurations ------------------------------------------------------------------------------------------
 
@@ -226,6 +227,13 @@ class QueueRegistry:
             config = msgspec.structs.replace(config, durability=Durability.MEMORY)
         return config
 
+    def _stored_config(self, found: StoredQueue) -> QueueConfig:
+        """Raises :class:`QueueError` (BAD_OPTION), :class:`QueueOpenError`."""
+        settings = found.settings
+        if settings.get("priority") == _LANES_OF_BEFORE:
+            settings = settings | {"priority": _LEVELS_OF_BEFORE}
+        return self._with_partitions(self.merged_config(found.name, settings), found.partitions)
+
     def _with_partitions(self, config: QueueConfig, stored: int) -> QueueConfig:
         """A queue cannot have fewer partitions than it was created with. Raises :class:`QueueOpenError`."""
         if stored == config.partitions:
@@ -234,11 +242,10 @@ class QueueRegistry:
             text = f"the queue {config.name!r} is stored with {stored} partitions: strict ordering needs one"
             raise QueueOpenError(text)
         if config.name in self._configured and config.partitions < stored:
-            text = (
+            raise QueueOpenError(
                 f"the queue {config.name!r} is stored with {stored} partitions but configured with "
                 f"{config.partitions}: partitions can be added, not removed"
             )
-            raise QueueOpenError(text)
         return config if config.name in self._configured else msgspec.structs.replace(config, partitions=stored)
 
     # -- coming --------------------------------------------------------------------------------------------------
@@ -281,8 +288,7 @@ class QueueRegistry:
     def _create(self, name: str, settings: dict[str, Any], *, by_use: bool = False) -> DurableQueue:
         self._check_usable(name)
         if name in self.removals:
-            text = f"the queue {name[:80]!r} is being deleted: try again later"
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"the queue {name[:80]!r} is being deleted: try again later")
         config = self._admitted(self.merged_config(name, settings), by_use=by_use)
         try:
             queue = self._open(config, settings, self._agenda.now, later=True)
@@ -332,8 +338,7 @@ class QueueRegistry:
         self._check_usable(name)
         origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self.queues
         if not self._config.auto_create and not origin_exists:
-            text = f"there is no queue {name[:80]!r}, and auto_create is off"
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}, and auto_create is off")
         if not origin_exists:
             self._check_room(self.merged_config(name, {}).partitions)
         check_queue_name(name)
@@ -347,8 +352,7 @@ class QueueRegistry:
             for existing in self.queues
         )
         if count >= self._config.max_queues:
-            text = f"there are {count} queues, which is the limit (queues.max_queues)"
-            raise QueueError(QueueErrorCode.LIMIT, text)
+            raise QueueError(QueueErrorCode.LIMIT, f"there are {count} queues, which is the limit (queues.max_queues)")
 
     def _check_partition_room(self, more: int) -> None:
         count = sum(queue.wanted.partitions for queue in self.queues.values())
