@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from assay.reference_broker.node import BrokerNode
@@ -59,6 +59,14 @@ class Driver(Protocol):
         """A line for the log that a client may cause any number of."""
 
 
+async def in_portions(names: Iterable[_T], size: int = 50) -> AsyncIterator[_T]:
+    """All of them, at most so many within a turn: what is said of the first may not hold any more at the last."""
+    for index, name in enumerate(names):
+        if index % size == size - 1:
+            await asyncio.sleep(0)
+        yield name
+
+
 class Turns:
     """The running engine."""
 
@@ -98,6 +106,14 @@ class Turns:
 
         start(driver, now, tell)
         return await outcome
+
+    async def purged(self, queue: str) -> int:
+        """Purge a queue; returns how many messages went. Raises :class:`QueueError`."""
+        return await self.told(
+            lambda driver, now, tell: driver.node.engine.purge_queue(
+                queue, now, lambda result: tell(result, 0) if isinstance(result, QueueError) else tell(None, result)
+            )
+        )
 
     async def each_confirmed(self, starts: Sequence[Callable[[Confirm], object]]) -> list[QueueError | None]:
         """Start all of it in one turn, in order, and wait until the last is decided; tells what became of each."""

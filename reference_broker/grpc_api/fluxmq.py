@@ -197,11 +197,7 @@ async def get_stats(call: Call, asked: Any) -> Any:
 async def purge(call: Call, asked: Any) -> Any:
     name = call.caller.administered(asked.queue_name, "purge")
     before = call.service.engine.stats(name).stored_bytes
-    purged: int = await call.service.told(
-        lambda driver, now, tell: driver.node.engine.purge_queue(
-            name, now, lambda result: tell(result, 0) if isinstance(result, QueueError) else tell(None, result)
-        )
-    )
+    purged = await call.service.purged(name)
     freed = before - call.service.engine.stats(name).stored_bytes
     return M.PurgeResponse(messages_deleted=purged, bytes_freed=max(0, freed))
 
@@ -510,8 +506,7 @@ def _told_consumer(call: Call, queue: str, group: str, consumer: str) -> str:
 @served(Scope.READ)
 async def join_group(call: Call, asked: Any) -> Any:
     if asked.HasField("session_timeout"):
-        text_ = "session_timeout is a setting of a queue here: group.session_timeout_s"
-        raise RequestError(Code.UNSUPPORTED, text_)
+        raise RequestError(Code.UNSUPPORTED, "session_timeout is a setting of a queue here: group.session_timeout_s")
     member = await _member(call, asked)
     await member.wait_until_assigned()
     name, group = _known_group(call, asked)

@@ -33,8 +33,7 @@ class Messages:
         try:
             found = message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"{self._package}.{name}"))
         except KeyError:
-            message = f"{self._package} has no message {name}"
-            raise AttributeError(message) from None
+            raise AttributeError(f"{self._package} has no message {name}") from None
         setattr(self, name, found)
         return found
 
@@ -53,8 +52,7 @@ def pool() -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "set"
         if protoc.main(["protoc", f"-I{folder}", f"-I{known}", f"--descriptor_set_out={target}", *FILES]):
-            message = "the .proto files cannot be compiled"
-            raise RuntimeError(message)
+            raise RuntimeError("the .proto files cannot be compiled")
         for each in descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file:
             made.Add(each)
     return made

@@ -159,6 +159,5 @@ def _credentials(tls: TlsConfig, where: str) -> Any:
         pairs = [tuple(Path(path).read_bytes() for path in pair) for pair in named]
         authority = Path(tls.client_certificate_authority).read_bytes() if tls.require_client_certificate else None
     except OSError as error:
-        message = f"{where}: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{where}: {error}") from error
     return grpc.ssl_server_credentials(pairs, authority, tls.require_client_certificate)

@@ -6,6 +6,6 @@ host, origin, path, body, who asks. ``areas`` ties a route to its types: request
 the engine's own, and the OpenAPI document is made of them (``openapi``). ``routes/`` has the routes by area; each asks
 ``api`` for what is done in the engine's turns, and for who may. ``app`` puts it together.
 
-A route: take an :class:`areas.Area`, write a coroutine that takes a ``Call``, its parameters and perhaps a body, name
-what it answers, the scope it needs and the errors it may meet, and add the area to ``app.AREAS``.
+A route: take an :class:`areas.Area`, write a coroutine that takes a ``Call``, its parameters and perhaps a ``Body``,
+and whose type says what it answers; name the scope it needs and the errors it may meet; add the area to ``app.AREAS``.
 """

@@ -82,8 +82,7 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def _whole(name: str, value: int | None, bits: int) -> int | None:
     if value is not None and not 0 <= value < 1 << bits:
-        message = f"{name} must be a whole number from 0 to {(1 << bits) - 1}"
-        raise ValueError(message)
+        raise ValueError(f"{name} must be a whole number from 0 to {(1 << bits) - 1}")
     return value
 
 

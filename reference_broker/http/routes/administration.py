@@ -9,7 +9,7 @@ from fastapi import Query
 
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Limit, Name
 from assay.reference_broker.http.routes.messages import ConsumeAnswer, cursor_of, told_of
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.admin.admin import Cancelled, DelayedMessages, PurgeAnswer
@@ -38,7 +38,7 @@ class QueueConsumers(msgspec.Struct, frozen=True, kw_only=True):
     consumers: list[QueueConsumer]
 
 
-@AREA.get("/queues/{queue}/consumers", QueueConsumers, Scope.READ, errors=_QUEUE)
+@AREA.get("/queues/{queue}/consumers", Scope.READ, errors=_QUEUE)
 async def queue_consumers(call: Asked, queue: Name) -> QueueConsumers:
     """Who consumes from a queue, over whatever protocol, and what each has."""
     groups = call.service.engine.groups.all_details(call.caller.queue(queue, Scope.READ))
@@ -59,7 +59,7 @@ async def queue_consumers(call: Asked, queue: Name) -> QueueConsumers:
 # -- dead letters ----------------------------------------------------------------------------------------------------
 
 
-@AREA.get("/queues/{queue}/dlq", DeadLetterStats, Scope.READ, errors=_QUEUE)
+@AREA.get("/queues/{queue}/dlq", Scope.READ, errors=_QUEUE)
 async def dead_letters(call: Asked, queue: Name) -> DeadLetterStats:
     """How many dead letters there were and are. They are read as the messages of the queue ``dlq/<queue>``."""
     stats = call.service.engine.dead_letters.stats(call.caller.queue(queue, Scope.READ))
@@ -71,14 +71,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Only this dead letter; left out, all that there are now."""
 
 
-@AREA.post(
-    "/queues/{queue}/dlq/replay",
-    ReplayResult,
-    Scope.ADMIN,
-    body=Replay,
-    errors=(*_QUEUE, _Q.NOT_PENDING, _Q.LIMIT),
-)
-async def replay_dead_letters(call: Asked, queue: Name, wanted: Annotated[Replay, body(Replay)]) -> ReplayResult:
+@AREA.post("/queues/{queue}/dlq/replay", Scope.ADMIN, errors=(*_QUEUE, _Q.NOT_PENDING, _Q.LIMIT))
+async def replay_dead_letters(call: Asked, queue: Name, wanted: Body[Replay]) -> ReplayResult:
     """Send dead letters back to their queue, as fresh messages; answered once each is decided."""
     name = call.caller.administered(queue, "replay")
     result: ReplayResult = await call.service.told(
@@ -89,23 +83,18 @@ async def replay_dead_letters(call: Asked, queue: Name, wanted: Annotated[Replay
     return result
 
 
-@AREA.post("/queues/{queue}/dlq/purge", PurgeAnswer, Scope.ADMIN, errors=_QUEUE)
+@AREA.post("/queues/{queue}/dlq/purge", Scope.ADMIN, errors=_QUEUE)
 async def purge_dead_letters(call: Asked, queue: Name) -> PurgeAnswer:
     """Take dead letters away for good."""
     name = call.caller.administered(queue, "purge")
     letters = name if is_dead_letter(name) else dead_letter_name(name)
-    purged: int = await call.service.told(
-        lambda driver, now, tell: driver.node.engine.purge_queue(
-            letters, now, lambda result: tell(result, 0) if isinstance(result, QueueError) else tell(None, result)
-        )
-    )
-    return PurgeAnswer(purged=purged)
+    return PurgeAnswer(purged=await call.service.purged(letters))
 
 
 # -- delayed messages ------------------------------------------------------------------------------------------------
 
 
-@AREA.get("/queues/{queue}/delayed", DelayedMessages, Scope.READ, errors=_QUEUE)
+@AREA.get("/queues/{queue}/delayed", Scope.READ, errors=_QUEUE)
 async def delayed_messages(
     call: Asked,
     queue: Name,
@@ -122,7 +111,7 @@ async def delayed_messages(
     )
 
 
-@AREA.delete("/queues/{queue}/delayed/{delay_id}", Cancelled, Scope.WRITE, errors=(*_QUEUE, _Q.NOT_PENDING))
+@AREA.delete("/queues/{queue}/delayed/{delay_id}", Scope.WRITE, errors=(*_QUEUE, _Q.NOT_PENDING))
 async def cancel_delayed_message(call: Asked, queue: Name, delay_id: Name) -> Cancelled:
     """A delayed message is never delivered."""
     name = call.caller.queue(queue, Scope.WRITE)
@@ -146,15 +135,15 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     topics: list[str]
 
 
-@AREA.get("/queues/{queue}/bindings", Topics, Scope.READ, errors=_QUEUE)
+@AREA.get("/queues/{queue}/bindings", Scope.READ, errors=_QUEUE)
 async def get_bindings(call: Asked, queue: Name) -> Topics:
     """Filters of the topics whose messages a queue gets, too."""
     config, _ = call.service.engine.queue_config(call.caller.queue(queue, Scope.READ))
     return Topics(topics=list(config.topics))
 
 
-@AREA.put("/queues/{queue}/bindings", Topics, Scope.ADMIN, body=Topics, errors=_QUEUE)
-async def set_bindings(call: Asked, queue: Name, wanted: Annotated[Topics, body(Topics)]) -> Topics:
+@AREA.put("/queues/{queue}/bindings", Scope.ADMIN, errors=_QUEUE)
+async def set_bindings(call: Asked, queue: Name, wanted: Body[Topics]) -> Topics:
     """Bind a queue to these filters, and to no others."""
     name = call.caller.administered(queue, "config")
     driver, now = call.service.turn()
@@ -166,7 +155,7 @@ async def set_bindings(call: Asked, queue: Name, wanted: Annotated[Topics, body(
 # -- groups ----------------------------------------------------------------------------------------------------------
 
 
-@AREA.get("/queues/{queue}/groups", GroupsAnswer, Scope.READ, errors=_QUEUE)
+@AREA.get("/queues/{queue}/groups", Scope.READ, errors=_QUEUE)
 async def queue_groups(call: Asked, queue: Name) -> GroupsAnswer:
     """The groups of a queue: members, cursors, lag."""
     return GroupsAnswer(groups=call.service.engine.groups.all_details(call.caller.queue(queue, Scope.READ)))
@@ -176,15 +165,8 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group: str
 
 
-@AREA.post(
-    "/queues/{queue}/groups",
-    GroupDetails,
-    Scope.ADMIN,
-    body=NewGroup,
-    status=201,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.STORAGE_FAILED),
-)
-async def create_queue_group(call: Asked, queue: Name, wanted: Annotated[NewGroup, body(NewGroup)]) -> GroupDetails:
+@AREA.post("/queues/{queue}/groups", Scope.ADMIN, status=201, errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.STORAGE_FAILED))
+async def create_queue_group(call: Asked, queue: Name, wanted: Body[NewGroup]) -> GroupDetails:
     """Let a group begin before it has a consumer: from now on nothing goes before it has settled it."""
     name = call.caller.administered(queue, "groups")
     driver, now = call.service.turn()
@@ -194,7 +176,7 @@ async def create_queue_group(call: Asked, queue: Name, wanted: Annotated[NewGrou
     return engine.groups.details(name, wanted.group)
 
 
-@AREA.get("/queues/{queue}/groups/{group}", GroupDetails, Scope.READ, errors=_GROUP)
+@AREA.get("/queues/{queue}/groups/{group}", Scope.READ, errors=_GROUP)
 async def queue_group(call: Asked, queue: Name, group: Name) -> GroupDetails:
     """One of them."""
     return call.service.engine.groups.details(call.caller.queue(queue, Scope.READ), group)
@@ -204,7 +186,7 @@ class GroupGone(msgspec.Struct, frozen=True, kw_only=True):
     deleted: str
 
 
-@AREA.delete("/queues/{queue}/groups/{group}", GroupGone, Scope.ADMIN, errors=(*_GROUP, _Q.IN_USE))
+@AREA.delete("/queues/{queue}/groups/{group}", Scope.ADMIN, errors=(*_GROUP, _Q.IN_USE))
 async def delete_queue_group(call: Asked, queue: Name, group: Name) -> GroupGone:
     """Delete a group without consumers, for good."""
     name = call.caller.administered(queue, "groups")
@@ -219,12 +201,12 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """``after`` of the next page."""
 
 
-@AREA.get("/queues/{queue}/groups/{group}/pending", Pending, Scope.READ, errors=_GROUP)
+@AREA.get("/queues/{queue}/groups/{group}/pending", Scope.READ, errors=_GROUP)
 async def pending_entries(
     call: Asked,
     queue: Name,
     group: Name,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
     after: Annotated[str, Query(pattern=r"^(\d{1,9}:\d{1,19})?$", description="<partition>:<offset>")] = "",
 ) -> Pending:
     """Messages that a group has got and not settled, by partition and offset."""
@@ -247,8 +229,8 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Left out: all."""
 
 
-@AREA.post("/queues/{queue}/groups/{group}/reset", ResetAnswer, Scope.ADMIN, body=Reset, errors=_GROUP)
-async def reset_group(call: Asked, queue: Name, group: Name, wanted: Annotated[Reset, body(Reset)]) -> ResetAnswer:
+@AREA.post("/queues/{queue}/groups/{group}/reset", Scope.ADMIN, errors=_GROUP)
+async def reset_group(call: Asked, queue: Name, group: Name, wanted: Body[Reset]) -> ResetAnswer:
     """Let a group go on from another place; what is in flight becomes stale."""
     name = call.caller.administered(queue, "reset")
     driver, now = call.service.turn()
@@ -274,16 +256,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """With a partition: the one delivery meant."""
 
 
-@AREA.post(
-    "/queues/{queue}/claim",
-    ConsumeAnswer,
-    Scope.READ,
-    body=ClaimRequest,
-    errors=(*_GROUP, _Q.NOT_PENDING, _Q.NOT_IDLE, _Q.LIMIT, _Q.IN_USE),
-)
-async def claim_messages(
-    call: Asked, queue: Name, wanted: Annotated[ClaimRequest, body(ClaimRequest)]
-) -> ConsumeAnswer:
+@AREA.post("/queues/{queue}/claim", Scope.READ, errors=(*_GROUP, _Q.NOT_PENDING, _Q.NOT_IDLE, _Q.LIMIT, _Q.IN_USE))
+async def claim_messages(call: Asked, queue: Name, wanted: Body[ClaimRequest]) -> ConsumeAnswer:
     """Take over deliveries that consumers of the group have had for long: each counts as one more."""
     caller = call.caller
     if (wanted.partition is None) != (wanted.offset is None):

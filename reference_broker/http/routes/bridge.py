@@ -9,7 +9,7 @@ from fastapi import Query
 
 from assay.reference_broker.api.bridge import Publication, Published, publish_to_topic
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import SLASH, Area, Asked, body
+from assay.reference_broker.http.areas import SLASH, Area, Asked, Body
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
 from assay.reference_broker.queues import QueueErrorCode
 
@@ -18,13 +18,13 @@ _Q = QueueErrorCode
 _ERRORS = (*PUBLISH_ERRORS, _Q.NOT_PENDING, _Q.STALE_RECEIPT, _Q.AMBIGUOUS, _Q.UNKNOWN_GROUP, _Q.UNKNOWN_MEMBER)
 
 
-@AREA.post("/publish", Published, Scope.WRITE, body=Publication, errors=_ERRORS)
-async def publish_topic(call: Asked, wanted: Annotated[Publication, body(Publication)]) -> Published:
+@AREA.post("/publish", Scope.WRITE, errors=_ERRORS)
+async def publish_topic(call: Asked, wanted: Body[Publication]) -> Published:
     """Publish to a topic; answered once it is as safe as the broker promises: in a queue, or written for sessions."""
     return await publish_to_topic(call.service, call.caller, wanted)
 
 
-@AREA.post("/m/{topic:path}", Published, Scope.WRITE, body=bytes, errors=_ERRORS)
+@AREA.post("/m/{topic:path}", Scope.WRITE, body=bytes, errors=_ERRORS)
 async def publish_raw(
     call: Asked,
     topic: str,

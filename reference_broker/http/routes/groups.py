@@ -6,7 +6,6 @@ for its consumers in them. ``generation`` grows with every change of any of its 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from functools import partial
 from typing import Annotated
@@ -19,8 +18,9 @@ from assay.reference_broker.api.consumers import Member, check_wait
 from assay.reference_broker.api.groups import MAX_TOPICS, commit, in_queues
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.topics import queue_in, topic_out
+from assay.reference_broker.api.turns import in_portions
 from assay.reference_broker.config import RebalanceProtocol, Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Call, Limit, Name
 from assay.reference_broker.http.routes.messages import gone_of
 from assay.reference_broker.http.routes.topics import TopicRecord, record
 from assay.reference_broker.http.shapes import timestamp
@@ -32,8 +32,6 @@ from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 
 AREA = Area("groups", "GoQueue's consumer groups; also at /groups and /v1/groups.")
 _Q = QueueErrorCode
-_PORTION = 20
-"""Queues whose groups are looked at in a turn."""
 _MEMBER_ERRORS = (_Q.UNKNOWN_MEMBER, _Q.STALE_GENERATION)
 
 
@@ -158,13 +156,11 @@ def _assignments(member: Member) -> dict[str, list[int]]:
     return {topic_out(queue): list(event.partitions) for queue, event in member.assigned.items()}
 
 
-@AREA.get("/groups", GroupList, Scope.READ)
+@AREA.get("/groups", Scope.READ)
 async def list_groups(call: Asked) -> GroupList:
     """All groups of the topics that the caller may read."""
     found: dict[str, dict[str, GroupDetails]] = {}
-    for index, queue in enumerate(call.service.engine.queues()):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for queue in in_portions(call.service.engine.queues(), 20):
         engine = call.service.engine
         if engine.exists(queue) and call.caller.reads(queue):
             for details in engine.groups.all_details(queue):
@@ -183,7 +179,8 @@ async def list_groups(call: Asked) -> GroupList:
     )
 
 
-@AREA.get("/groups/{group}", GroupView, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
+@AREA.twin("/groups/{group}/cooperative", "get_cooperative_group")
+@AREA.get("/groups/{group}", Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def get_group(call: Asked, group: Name) -> GroupView:
     """A group: its members, what each is assigned, and how far behind it is."""
     by_queue = in_queues(call, group)
@@ -211,7 +208,7 @@ async def get_group(call: Asked, group: Name) -> GroupView:
     )
 
 
-@AREA.delete("/groups/{group}", GroupDeleted, Scope.ADMIN, errors=(_Q.UNKNOWN_GROUP, _Q.IN_USE, _Q.STORAGE_FAILED))
+@AREA.delete("/groups/{group}", Scope.ADMIN, errors=(_Q.UNKNOWN_GROUP, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def delete_group(call: Asked, group: Name) -> GroupDeleted:
     """Delete a group without members, of all topics."""
     queues = [queue for queue in in_queues(call, group) if call.caller.administered(queue, "groups")]
@@ -228,8 +225,7 @@ async def _join(call: Call, group: str, wanted: JoinRequest, *, cooperative: boo
     engine = service.engine
     protocols = {engine.config_of(caller.queue(queue, Scope.READ)).group.protocol for queue in queues}
     if cooperative and protocols != {RebalanceProtocol.COOPERATIVE}:
-        text = "a topic rebalances eagerly: its setting group.protocol says so"
-        raise RequestError(Code.UNSUPPORTED, text)
+        raise RequestError(Code.UNSUPPORTED, "a topic rebalances eagerly: its setting group.protocol says so")
     await may_consume(service, caller, queues)
     member_id = f"{wanted.client_id}-{secrets.token_hex(8)}"
     member = service.members.add(caller, group, member_id)
@@ -259,71 +255,45 @@ def _leader(call: Call, group: str, members: list[str]) -> str:
     return min(here, key=lambda member: member.joined_at).client_id if here else members[0]
 
 
-@AREA.post(
-    "/groups/{group}/join",
-    Joined,
-    Scope.READ,
-    body=JoinRequest,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.QUOTA),
-)
-async def join_group(call: Asked, group: Name, wanted: Annotated[JoinRequest, body(JoinRequest)]) -> Joined:
+@AREA.post("/groups/{group}/join", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.QUOTA))
+async def join_group(call: Asked, group: Name, wanted: Body[JoinRequest]) -> Joined:
     """Become a member: poll, or send heartbeats, within the session timeout of the topics."""
     return await _join(call, group, wanted, cooperative=False)
 
 
 @AREA.post(
-    "/groups/{group}/join/cooperative",
-    Joined,
-    Scope.READ,
-    body=JoinRequest,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.QUOTA, Code.UNSUPPORTED),
+    "/groups/{group}/join/cooperative", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.QUOTA, Code.UNSUPPORTED)
 )
-async def join_group_cooperatively(
-    call: Asked, group: Name, wanted: Annotated[JoinRequest, body(JoinRequest)]
-) -> Joined:
+async def join_group_cooperatively(call: Asked, group: Name, wanted: Body[JoinRequest]) -> Joined:
     """Likewise, of topics that rebalance cooperatively (group.protocol): whoever keeps a partition never stops."""
     return await _join(call, group, wanted, cooperative=True)
 
 
-@AREA.post("/groups/{group}/heartbeat", Alive, Scope.READ, body=HeartbeatRequest, errors=_MEMBER_ERRORS)
-async def heartbeat(call: Asked, group: Name, wanted: Annotated[HeartbeatRequest, body(HeartbeatRequest)]) -> Alive:
+@AREA.twin("/groups/{group}/heartbeat/cooperative", "heartbeat_cooperatively")
+@AREA.post("/groups/{group}/heartbeat", Scope.READ, errors=_MEMBER_ERRORS)
+async def heartbeat(call: Asked, group: Name, wanted: Body[HeartbeatRequest]) -> Alive:
     """A member is alive; 409 when its group has changed since, with the new generation in ``details``."""
     member = call.service.members.find(call.caller, group, wanted.member_id)
     member.heartbeat(wanted.generation)
     return Alive(generation=member.generation, assignments=_assignments(member))
 
 
-@AREA.post("/groups/{group}/heartbeat/cooperative", Alive, Scope.READ, body=HeartbeatRequest, errors=_MEMBER_ERRORS)
-async def heartbeat_cooperatively(
-    call: Asked, group: Name, wanted: Annotated[HeartbeatRequest, body(HeartbeatRequest)]
-) -> Alive:
-    """Likewise."""
-    return await heartbeat(call, group, wanted)
-
-
-@AREA.post("/groups/{group}/leave", Left, Scope.READ, body=MemberRequest, errors=(_Q.UNKNOWN_MEMBER,))
-async def leave_group(call: Asked, group: Name, wanted: Annotated[MemberRequest, body(MemberRequest)]) -> Left:
+@AREA.twin("/groups/{group}/leave/cooperative", "leave_group_cooperatively")
+@AREA.post("/groups/{group}/leave", Scope.READ, errors=(_Q.UNKNOWN_MEMBER,))
+async def leave_group(call: Asked, group: Name, wanted: Body[MemberRequest]) -> Left:
     """A member leaves: what it holds is ready at once, and its deliveries count; release what was not tried first."""
     call.service.members.remove(call.service.members.find(call.caller, group, wanted.member_id))
     return Left()
 
 
-@AREA.post("/groups/{group}/leave/cooperative", Left, Scope.READ, body=MemberRequest, errors=(_Q.UNKNOWN_MEMBER,))
-async def leave_group_cooperatively(
-    call: Asked, group: Name, wanted: Annotated[MemberRequest, body(MemberRequest)]
-) -> Left:
-    """Likewise."""
-    return await leave_group(call, group, wanted)
-
-
-@AREA.post("/groups/{group}/revoke", Alive, Scope.READ, body=MemberRequest, errors=(_Q.UNKNOWN_MEMBER,))
-async def revoke(call: Asked, group: Name, wanted: Annotated[MemberRequest, body(MemberRequest)]) -> Alive:
+@AREA.post("/groups/{group}/revoke", Scope.READ, errors=(_Q.UNKNOWN_MEMBER,))
+async def revoke(call: Asked, group: Name, wanted: Body[MemberRequest]) -> Alive:
     """A member has let go of what was revoked from it: that is so once it has settled what it held of it, and then
     goes to others by itself. Tells what it has."""
     return await assignment(call, group, wanted.member_id)
 
 
-@AREA.get("/groups/{group}/assignment", Alive, Scope.READ, errors=(_Q.UNKNOWN_MEMBER,))
+@AREA.get("/groups/{group}/assignment", Scope.READ, errors=(_Q.UNKNOWN_MEMBER,))
 async def assignment(call: Asked, group: Name, member_id: Annotated[str, Query(max_length=1_024)]) -> Alive:
     """What a member is assigned."""
     member = call.service.members.find(call.caller, group, member_id)
@@ -331,25 +301,14 @@ async def assignment(call: Asked, group: Name, member_id: Annotated[str, Query(m
     return Alive(generation=member.generation, assignments=_assignments(member))
 
 
-@AREA.get("/groups/{group}/cooperative", GroupView, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
-async def get_cooperative_group(call: Asked, group: Name) -> GroupView:
-    """As ``GET /groups/{group}``."""
-    return await get_group(call, group)
-
-
-@AREA.get(
-    "/groups/{group}/poll",
-    PollAnswer,
-    Scope.READ,
-    errors=(*_MEMBER_ERRORS, _Q.IN_USE, _Q.STORAGE_FAILED),
-)
+@AREA.get("/groups/{group}/poll", Scope.READ, errors=(*_MEMBER_ERRORS, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def poll_group(
     call: Asked,
     group: Name,
     member_id: Annotated[str, Query(max_length=1_024)],
     generation: int | None = None,
     wait: Annotated[str, Query(alias="timeout", max_length=32, description="As in 30s")] = "30s",
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
 ) -> PollAnswer:
     """Messages of the member's partitions of all its topics, as soon as there are some. Each must be settled."""
     service, caller = call.service, call.caller
@@ -384,14 +343,8 @@ async def poll_group(
     )
 
 
-@AREA.post(
-    "/groups/{group}/offsets",
-    Committed,
-    Scope.READ,
-    body=CommitRequest,
-    errors=(*_MEMBER_ERRORS, _Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED),
-)
-async def commit_offsets(call: Asked, group: Name, wanted: Annotated[CommitRequest, body(CommitRequest)]) -> Committed:
+@AREA.post("/groups/{group}/offsets", Scope.READ, errors=(*_MEMBER_ERRORS, _Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+async def commit_offsets(call: Asked, group: Name, wanted: Body[CommitRequest]) -> Committed:
     """Settle what was delivered of partitions below offsets; 403 for a partition that is not the member's."""
     member = call.service.members.find(call.caller, group, wanted.member_id)
     member.heartbeat(wanted.generation)
@@ -410,7 +363,7 @@ async def commit_offsets(call: Asked, group: Name, wanted: Annotated[CommitReque
     return Committed(group=group, offsets=wanted.offsets)
 
 
-@AREA.get("/groups/{group}/offsets", Offsets, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
+@AREA.get("/groups/{group}/offsets", Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def get_offsets(call: Asked, group: Name) -> Offsets:
     """Where a group stands in each partition."""
     by_queue = in_queues(call, group)
@@ -425,7 +378,7 @@ async def get_offsets(call: Asked, group: Name) -> Offsets:
     )
 
 
-@AREA.get("/groups/{group}/rebalance/stats", RebalanceStats, Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
+@AREA.get("/groups/{group}/rebalance/stats", Scope.READ, errors=(_Q.UNKNOWN_GROUP,))
 async def rebalance_stats(call: Asked, group: Name) -> RebalanceStats:
     """How often a group was assigned anew, and what is being handed over now."""
     by_queue = in_queues(call, group)

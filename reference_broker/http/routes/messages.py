@@ -15,7 +15,7 @@ from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.publishing import publish
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Limit, Name
 from assay.reference_broker.http.shapes import (
     Publish,
     PublishResult,
@@ -142,33 +142,16 @@ def cursor_of(text: str) -> CursorPosition:
         raise RequestError(Code.BAD_REQUEST, str(error)) from error
 
 
-@AREA.post(
-    "/queues/{queue}/messages",
-    PublishAnswer,
-    Scope.WRITE,
-    body=PublishRequest,
-    also=(207,),
-    errors=PUBLISH_ERRORS,
-)
-async def publish_messages(
-    call: Asked, queue: Name, wanted: Annotated[PublishRequest, body(PublishRequest)]
-) -> Response:
+@AREA.post("/queues/{queue}/messages", Scope.WRITE, answer=PublishAnswer, also=(207,), errors=PUBLISH_ERRORS)
+async def publish_messages(call: Asked, queue: Name, wanted: Body[PublishRequest]) -> Response:
     """Publish messages, in order."""
     check_batch(call.service, len(wanted.messages))
     results = await publish(call.service, call.caller, queue, [each.read() for each in wanted.messages])
     return published(PublishAnswer(results=[result_of(each) for each in results]), results)
 
 
-@AREA.post(
-    "/queues/{queue}/consume",
-    ConsumeAnswer,
-    Scope.READ,
-    body=ConsumeRequest,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.IN_USE, _Q.QUOTA),
-)
-async def consume_messages(
-    call: Asked, queue: Name, wanted: Annotated[ConsumeRequest, body(ConsumeRequest)]
-) -> ConsumeAnswer:
+@AREA.post("/queues/{queue}/consume", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.IN_USE, _Q.QUOTA))
+async def consume_messages(call: Asked, queue: Name, wanted: Body[ConsumeRequest]) -> ConsumeAnswer:
     """Take messages; who waits for them is answered as soon as there are some."""
     check_wait(call.service, wanted.wait_s, wanted.max_messages)
     caller = call.caller
@@ -193,8 +176,8 @@ def told_of(caller: Caller, taken: Sequence[Taken]) -> ConsumeAnswer:
     )
 
 
-@AREA.post("/queues/{queue}/leave", LeaveAnswer, Scope.READ, body=LeaveRequest)
-async def leave_queue(call: Asked, queue: Name, wanted: Annotated[LeaveRequest, body(LeaveRequest)]) -> LeaveAnswer:
+@AREA.post("/queues/{queue}/leave", Scope.READ)
+async def leave_queue(call: Asked, queue: Name, wanted: Body[LeaveRequest]) -> LeaveAnswer:
     """A consumer comes back no more: what it holds is ready at once."""
     member = call.service.members.known(call.caller, queue, wanted.group, wanted.consumer, wanted.pattern)
     if member is not None:
@@ -203,13 +186,9 @@ async def leave_queue(call: Asked, queue: Name, wanted: Annotated[LeaveRequest, 
 
 
 @AREA.post(
-    "/queues/{queue}/settle",
-    SettleAnswer,
-    Scope.READ,
-    body=SettleAsked,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.NOT_PENDING, _Q.STALE_RECEIPT, _Q.STORAGE_FAILED),
+    "/queues/{queue}/settle", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.NOT_PENDING, _Q.STALE_RECEIPT, _Q.STORAGE_FAILED)
 )
-async def settle_messages(call: Asked, queue: Name, wanted: Annotated[SettleAsked, body(SettleAsked)]) -> SettleAnswer:
+async def settle_messages(call: Asked, queue: Name, wanted: Body[SettleAsked]) -> SettleAnswer:
     """Settle deliveries: done, failed, given back untried, rejected, or kept for longer. With some that are settled
     already the others are settled all the same, and the problem says how many."""
     return SettleAnswer(settled=await settle(call.service, call.caller, queue, wanted))
@@ -240,10 +219,8 @@ MAX_SECONDS = 604_800
 MAX_REASON = 1_024
 
 
-@AREA.get("/queues/{queue}/messages", ConsumeAnswer, Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
-async def browse_messages(
-    call: Asked, queue: Name, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
-) -> ConsumeAnswer:
+@AREA.get("/queues/{queue}/messages", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+async def browse_messages(call: Asked, queue: Name, limit: Limit = 100) -> ConsumeAnswer:
     """The oldest messages that some group has not settled, as they are stored; nothing is taken out."""
     caller = call.caller
     found = call.service.engine.browse(caller.queue(queue, Scope.READ), limit, MAX_ANSWER_BYTES)
@@ -261,12 +238,7 @@ def _place(message_id: str) -> tuple[int, int]:
     return int(partition), int(offset)
 
 
-@AREA.get(
-    "/queues/{queue}/partitions/{partition}/messages",
-    ReadAnswer,
-    Scope.READ,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED),
-)
+@AREA.get("/queues/{queue}/partitions/{partition}/messages", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def read_messages(
     call: Asked,
     queue: Name,
@@ -274,7 +246,7 @@ async def read_messages(
     start: Annotated[
         str, Query(max_length=64, alias="from", description="earliest, latest, an offset or an RFC 3339 time")
     ] = "earliest",
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
 ) -> ReadAnswer:
     """Messages of a partition, whoever has settled them, as long as they are kept."""
     caller = call.caller

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 
 from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.service import Service
+from assay.reference_broker.api.turns import in_portions
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked
 from assay.reference_broker.queues import GroupStats, QueueError, QueueStats
@@ -26,8 +27,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_QUEUES: Final = 2_000
 MAX_GROUPS: Final = 2_000
 """Of all queues together."""
-_PORTION: Final = 50
-"""Queues whose figures are read in a turn."""
 
 
 def _of_groups(name: str) -> Callable[[QueueStats], float]:
@@ -238,9 +237,7 @@ async def exposition(service: Service, caller: Caller) -> bytes:
     """All figures in Prometheus' text format: read in portions, others are served between; written in a thread."""
     names = [name for name in service.engine.queues() if caller.reads(name)]
     queues: list[tuple[str, QueueStats, Durations]] = []
-    for index, name in enumerate(names[:MAX_QUEUES]):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for name in in_portions(names[:MAX_QUEUES]):
         with contextlib.suppress(QueueError):  # it has gone meanwhile
             queues.append((caller.told(name), service.engine.stats(name), service.engine.waited(name)))
     left_out = max(0, len(names) - MAX_QUEUES)
@@ -248,7 +245,7 @@ async def exposition(service: Service, caller: Caller) -> bytes:
     return await asyncio.to_thread(text_of, broker, durations, queues, left_out)
 
 
-@AREA.get("/metrics", str, Scope.READ, media_type="text/plain")
+@AREA.get("/metrics", Scope.READ, answer=str, media_type="text/plain")
 async def metrics(call: Asked) -> Response:
     """All figures, in Prometheus' text format, of the queues that the caller may read."""
     return Response(await exposition(call.service, call.caller), headers={"content-type": CONTENT_TYPE})

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.config import LogLevel, Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, answered, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Call, answered
 
 OPEN = Area("health", "Whether the broker is there; open to everybody.", prefix="")
 AREA = Area("node", "The broker as a whole.")
@@ -48,20 +48,15 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     api: str = "v1"
 
 
-@OPEN.get("/health", Health, None)
+@OPEN.get("/health", None)
 async def health() -> Health:
     """The process answers."""
     return Health(status="healthy")
 
 
-@OPEN.get("/healthz", Health, None)
+@OPEN.twin("/livez", "livez")
+@OPEN.get("/healthz", None)
 async def healthz() -> Health:
-    """The process answers."""
-    return Health(status="pass")
-
-
-@OPEN.get("/livez", Health, None)
-async def livez() -> Health:
     """The process answers."""
     return Health(status="pass")
 
@@ -87,20 +82,15 @@ def _look(request: Request) -> Ready:
     return ready
 
 
-@OPEN.get("/ready", Ready, None)
+@OPEN.twin("/readyz", "readyz")
+@OPEN.get("/ready", None, answer=Ready)
 async def ready(request: Request) -> Response:
     """Whether it takes work: 503 when it does not."""
     found = _look(request)
     return answered(found, 200 if found.status == "ready" else 503)
 
 
-@OPEN.get("/readyz", Ready, None)
-async def readyz(request: Request) -> Response:
-    """Whether it takes work: 503 when it does not."""
-    return await ready(request)
-
-
-@AREA.get("/version", Version, Scope.READ)
+@AREA.get("/version", Scope.READ)
 async def version(call: Asked) -> Version:
     """What runs here."""
     return Version(version=metadata.version("assay-mq"), node=call.service.turn()[0].node.config.node)
@@ -119,7 +109,7 @@ def _own_log(call: Call) -> None:
         raise RequestError(Code.UNSUPPORTED, "the program that this broker is part of has its own log")
 
 
-@AREA.get("/log", Logging, Scope.ADMIN, errors=(Code.UNSUPPORTED,))
+@AREA.get("/log", Scope.ADMIN, errors=(Code.UNSUPPORTED,))
 async def log_level(call: Asked) -> Logging:
     """What is logged now."""
     _own_log(call)
@@ -127,8 +117,8 @@ async def log_level(call: Asked) -> Logging:
     return Logging(level=LogLevel(effective) if effective in list(LogLevel) else LogLevel.ERROR)
 
 
-@AREA.put("/log", Logging, Scope.ADMIN, body=Logging, errors=(Code.UNSUPPORTED,))
-async def set_log_level(call: Asked, wanted: Annotated[Logging, body(Logging)]) -> Logging:
+@AREA.put("/log", Scope.ADMIN, errors=(Code.UNSUPPORTED,))
+async def set_log_level(call: Asked, wanted: Body[Logging]) -> Logging:
     """Log more or less from now on, until the process ends."""
     _own_log(call)
     _LOGGER.setLevel(wanted.level.upper())
@@ -144,7 +134,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What it may do at all; access rules may allow less."""
 
 
-@AREA.get("/whoami", Identity, Scope.READ)
+@AREA.get("/whoami", Scope.READ)
 async def whoami(call: Asked) -> Identity:
     """Who the broker takes the caller for."""
     caller = call.caller
@@ -156,7 +146,7 @@ async def whoami(call: Asked) -> Identity:
     )
 
 
-@AREA.get("/openapi.json", Annotated[dict[str, Any], msgspec.Meta(description="The document")], Scope.READ)
+@AREA.get("/openapi.json", Scope.READ, answer=Annotated[dict[str, Any], msgspec.Meta(description="The document")])
 async def openapi(call: Asked) -> Any:
     """This document."""
     return call.request.app.state.document

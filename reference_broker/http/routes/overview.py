@@ -13,8 +13,9 @@ from fastapi import Query
 
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.topics import queue_in, topic_out
+from assay.reference_broker.api.turns import in_portions
 from assay.reference_broker.config import ConfigError, Scope, TenantConfig, TenantQuotas
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Call, Limit, Name
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import QueueError, QueueErrorCode, QueueStats
 from assay.reference_broker.queues.groups.delivery import DelayStats, QueueUsage
@@ -23,8 +24,6 @@ from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
 
 AREA = Area("overview", "Sessions, subscriptions, figures, tenants; reading the configuration again.")
 _Q = QueueErrorCode
-_PORTION = 50
-"""Queues that are looked at in a turn."""
 
 
 # -- sessions and subscriptions of MQTT ------------------------------------------------------------------------------
@@ -122,11 +121,11 @@ def _view(session: Session, *, whole: bool) -> SessionView:
     )
 
 
-@AREA.get("/sessions", Sessions, Scope.ADMIN)
+@AREA.get("/sessions", Scope.ADMIN)
 async def list_sessions(
     call: Asked,
     state: Annotated[str, Query(pattern="^(connected|disconnected)?$")] = "",
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
     prefix: Annotated[str, Query(max_length=512)] = "",
     page_token: Annotated[str, Query(max_length=65_535)] = "",
 ) -> Sessions:
@@ -147,7 +146,7 @@ async def list_sessions(
     )
 
 
-@AREA.get("/sessions/{client_id}", SessionView, Scope.ADMIN, errors=(_Q.UNKNOWN_MEMBER,))
+@AREA.get("/sessions/{client_id}", Scope.ADMIN, errors=(_Q.UNKNOWN_MEMBER,))
 async def get_session(call: Asked, client_id: Name) -> SessionView:
     """A session of MQTT with its subscriptions."""
     call.caller.administer("list")
@@ -157,19 +156,17 @@ async def get_session(call: Asked, client_id: Name) -> SessionView:
     return _view(session, whole=True)
 
 
-@AREA.get("/subscriptions", Subscriptions, Scope.ADMIN)
+@AREA.get("/subscriptions", Scope.ADMIN)
 async def list_subscriptions(
     call: Asked,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
     prefix: Annotated[str, Query(max_length=65_535)] = "",
     page_token: Annotated[str, Query(max_length=65_535)] = "",
 ) -> Subscriptions:
     """Filters that clients of MQTT have subscribed to, in their order, and how many clients each has."""
     call.caller.administer("list")
     found: dict[str, tuple[int, int]] = {}
-    for index, session in enumerate(list(call.service.turn()[0].node.state.sessions.values())):
-        if index % (10 * _PORTION) == 0:
-            await asyncio.sleep(0)
+    async for session in in_portions(list(call.service.turn()[0].node.state.sessions.values()), 500):
         for topic_filter, each in session.subscriptions.items():
             if topic_filter > page_token and topic_filter.startswith(prefix):
                 count, qos = found.get(topic_filter, (0, 0))
@@ -183,11 +180,11 @@ async def list_subscriptions(
     )
 
 
-@AREA.get("/subscriptions/{topic_filter}/clients", SubscriptionClients, Scope.ADMIN)
+@AREA.get("/subscriptions/{topic_filter}/clients", Scope.ADMIN)
 async def list_subscribers(
     call: Asked,
     topic_filter: Name,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
     page_token: Annotated[str, Query(max_length=65_535)] = "",
 ) -> SubscriptionClients:
     """Clients of MQTT that have subscribed to one filter, which is written with %2F and %23."""
@@ -260,10 +257,10 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     next_page_token: str
 
 
-@AREA.get("/stats/queues", QueueFigures, Scope.READ)
+@AREA.get("/stats/queues", Scope.READ)
 async def list_queue_stats(
     call: Asked,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
     prefix: Annotated[str, Query(max_length=512)] = "",
     page_token: Annotated[str, Query(max_length=1_024)] = "",
     dead_letters: bool = False,
@@ -284,9 +281,7 @@ async def list_queue_stats(
 
     wanted = heapq.nsmallest(limit, told(engine.queues()), key=lambda pair: pair[1])
     found: list[QueueStats] = []
-    for index, (name, known) in enumerate(wanted):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for name, known in in_portions(wanted):
         with contextlib.suppress(QueueError):  # it has gone meanwhile
             found.append(msgspec.structs.replace(call.service.engine.stats(name), queue=known))
     return QueueFigures(
@@ -325,12 +320,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
 
 
-async def _totals(call: Call) -> QueueTotals:
-    """A portion of the queues a turn."""
+@AREA.get("/reliability/stats", Scope.READ)
+async def reliability_stats(call: Asked) -> QueueTotals:
+    """What became of deliveries, of all topics that the caller may read."""
     counts = dict.fromkeys(QueueTotals.__struct_fields__, 0)
-    for index, name in enumerate(call.service.engine.queues()):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for name in in_portions(call.service.engine.queues()):
         engine = call.service.engine
         if not call.caller.reads(name) or not engine.exists(name):
             continue
@@ -347,10 +341,10 @@ async def _totals(call: Call) -> QueueTotals:
     return QueueTotals(**counts)
 
 
-@AREA.get("/stats", Stats, Scope.READ)
+@AREA.get("/stats", Scope.READ)
 async def broker_stats(call: Asked) -> Stats:
     """Figures of the broker."""
-    totals = await _totals(call)
+    totals = await reliability_stats(call)
     driver, now = call.service.turn()
     state = driver.node.state
     traffic = state.traffic
@@ -368,7 +362,7 @@ async def broker_stats(call: Asked) -> Stats:
     )
 
 
-@AREA.get("/cluster", Cluster, Scope.READ)
+@AREA.get("/cluster", Scope.READ)
 async def cluster(call: Asked) -> Cluster:
     """The nodes: this one."""
     driver, now = call.service.turn()
@@ -378,7 +372,7 @@ async def cluster(call: Asked) -> Cluster:
     return Cluster(node_id=alone.id, cluster_mode=False, is_leader=True, nodes=[alone])
 
 
-@AREA.get("/overview", Overview, Scope.READ)
+@AREA.get("/overview", Scope.READ)
 async def overview(call: Asked) -> Overview:
     """All of it in one."""
     state = call.service.turn()[0].node.state
@@ -391,23 +385,15 @@ async def overview(call: Asked) -> Overview:
     )
 
 
-@AREA.get("/reliability/stats", QueueTotals, Scope.READ)
-async def reliability_stats(call: Asked) -> QueueTotals:
-    """What became of deliveries, of all topics that the caller may read."""
-    return await _totals(call)
-
-
 class DelayFigures(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, DelayStats]
 
 
-@AREA.get("/delay/stats", DelayFigures, Scope.READ)
+@AREA.get("/delay/stats", Scope.READ)
 async def delay_stats(call: Asked) -> DelayFigures:
     """Delayed messages by topic, of those that have or had any."""
     found: dict[str, DelayStats] = {}
-    for index, name in enumerate(call.service.engine.queues()):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for name in in_portions(call.service.engine.queues()):
         engine = call.service.engine
         if call.caller.reads(name) and engine.exists(name):
             stats = engine.stats(name).delays
@@ -416,7 +402,7 @@ async def delay_stats(call: Asked) -> DelayFigures:
     return DelayFigures(topics=found)
 
 
-@AREA.get("/priority/stats", PriorityFigures, Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
+@AREA.get("/priority/stats", Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
 async def priority_stats(call: Asked, topic: Annotated[str, Query(max_length=1_024)] = "") -> PriorityFigures:
     """Figures by topic, partition and priority; of one topic, or of all that the caller may read."""
     caller = call.caller
@@ -425,9 +411,7 @@ async def priority_stats(call: Asked, topic: Annotated[str, Query(max_length=1_0
     else:
         names = [name for name in call.service.engine.queues() if caller.reads(name)]
     found: dict[str, object] = {}
-    for index, name in enumerate(names):
-        if index % _PORTION == _PORTION - 1:
-            await asyncio.sleep(0)
+    async for name in in_portions(names):
         driver, now = call.service.turn()
         if topic or driver.node.engine.exists(name):
             figures = driver.node.engine.priority_figures(name, now)
@@ -466,14 +450,16 @@ def _tenant(call: Call, config: TenantConfig) -> TenantView:
     )
 
 
-@AREA.get("/tenants", TenantList, Scope.ADMIN)
+@AREA.twin("/admin/tenants", "goqueue_tenants")
+@AREA.get("/tenants", Scope.ADMIN)
 async def list_tenants(call: Asked) -> TenantList:
     """Tenants, their quotas, and what they use. They are configured: change the file, and have it read again."""
     call.caller.administer("list")
     return TenantList(tenants=[_tenant(call, each) for each in call.service.broker.config.queues.tenants])
 
 
-@AREA.get("/tenants/{tenant}", TenantView, Scope.ADMIN, errors=(_Q.UNKNOWN_MEMBER,))
+@AREA.twin("/admin/tenants/{tenant}", "goqueue_tenant")
+@AREA.get("/tenants/{tenant}", Scope.ADMIN, errors=(_Q.UNKNOWN_MEMBER,))
 async def get_tenant(call: Asked, tenant: Name) -> TenantView:
     """One tenant."""
     call.caller.administer("list")
@@ -481,18 +467,6 @@ async def get_tenant(call: Asked, tenant: Name) -> TenantView:
         if each.name == tenant:
             return _tenant(call, each)
     raise QueueError(_Q.UNKNOWN_MEMBER, f"there is no tenant {tenant[:80]!r}")
-
-
-@AREA.get("/admin/tenants", TenantList, Scope.ADMIN)
-async def goqueue_tenants(call: Asked) -> TenantList:
-    """As ``GET /tenants``."""
-    return await list_tenants(call)
-
-
-@AREA.get("/admin/tenants/{tenant}", TenantView, Scope.ADMIN, errors=(_Q.UNKNOWN_MEMBER,))
-async def goqueue_tenant(call: Asked, tenant: Name) -> TenantView:
-    """As ``GET /tenants/{tenant}``."""
-    return await get_tenant(call, tenant)
 
 
 # -- administration of GoQueue's topics, and the configuration -------------------------------------------------------
@@ -510,14 +484,8 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True):
     success: bool = True
 
 
-@AREA.post(
-    "/admin/topics/{topic}/partitions",
-    Scaled,
-    Scope.ADMIN,
-    body=ScaleRequest,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.STORAGE_FAILED),
-)
-async def scale_topic(call: Asked, topic: Name, wanted: Annotated[ScaleRequest, body(ScaleRequest)]) -> Scaled:
+@AREA.post("/admin/topics/{topic}/partitions", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.STORAGE_FAILED))
+async def scale_topic(call: Asked, topic: Name, wanted: Body[ScaleRequest]) -> Scaled:
     """Let a topic in use have so many partitions in all."""
     name = call.caller.administered(queue_in(call, topic), "partitions")
     driver, now = call.service.turn()
@@ -535,7 +503,7 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """Sections that differ as well, and hold from the next start on."""
 
 
-@AREA.post("/reload", Reloaded, Scope.ADMIN, errors=(_Q.BAD_OPTION, Code.UNSUPPORTED))
+@AREA.post("/reload", Scope.ADMIN, errors=(_Q.BAD_OPTION, Code.UNSUPPORTED))
 async def reload(call: Asked) -> Reloaded:
     """Read users, tokens, access rules and tenants again; answered once all there is was held against them."""
     call.caller.administer("reload")

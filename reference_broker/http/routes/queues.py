@@ -9,7 +9,7 @@ from fastapi import Query
 
 from assay.reference_broker.api.callers import engine_name
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Name
 from assay.reference_broker.queues import QueueErrorCode, QueueStats
 from assay.reference_broker.queues.admin.admin import (
     DeleteAnswer,
@@ -18,7 +18,6 @@ from assay.reference_broker.queues.admin.admin import (
     QueueNames,
     QueueSettings,
 )
-from assay.reference_broker.queues.jobs.errors import QueueError
 
 AREA = Area("queues", "Queues: created, changed, looked at, deleted.")
 _Q = QueueErrorCode
@@ -33,7 +32,7 @@ class CreateQueue(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of ``queues.configured``: what is left out is as for a queue that is created by use."""
 
 
-@AREA.get("/queues", QueueNames, Scope.READ)
+@AREA.get("/queues", Scope.READ)
 async def list_queues(call: Asked, prefix: Annotated[str, Query(max_length=512)] = "") -> QueueNames:
     """Names of the queues that the caller may read, dead-letter queues included."""
     caller, engine = call.caller, call.service.engine
@@ -44,8 +43,8 @@ async def list_queues(call: Asked, prefix: Annotated[str, Query(max_length=512)]
     return QueueNames(queues=names[0], unusable=names[1])
 
 
-@AREA.post("/queues", QueueSettings, Scope.ADMIN, body=CreateQueue, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
-async def create_queue(call: Asked, wanted: Annotated[CreateQueue, body(CreateQueue)]) -> QueueSettings:
+@AREA.post("/queues", Scope.ADMIN, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
+async def create_queue(call: Asked, wanted: Body[CreateQueue]) -> QueueSettings:
     """Create a queue."""
     call.caller.administer("create")
     name = engine_name(wanted.name)
@@ -57,7 +56,7 @@ async def create_queue(call: Asked, wanted: Annotated[CreateQueue, body(CreateQu
     return QueueSettings(config=config, settings=settings)
 
 
-@AREA.get("/queues/{queue}", QueueSettings, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
+@AREA.get("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
 async def get_queue(call: Asked, queue: Name) -> QueueSettings:
     """How a queue is configured."""
     name = call.caller.administered(queue, "config")
@@ -65,8 +64,8 @@ async def get_queue(call: Asked, queue: Name) -> QueueSettings:
     return QueueSettings(config=config, settings=settings)
 
 
-@AREA.patch("/queues/{queue}", QueueSettings, Scope.ADMIN, body=Settings, errors=(_Q.UNKNOWN_QUEUE,))
-async def update_queue(call: Asked, queue: Name, changes: Annotated[Settings, body(Settings)]) -> QueueSettings:
+@AREA.patch("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
+async def update_queue(call: Asked, queue: Name, changes: Body[Settings]) -> QueueSettings:
     """Change settings of a queue in use; null takes back what was set (RFC 7386)."""
     name = call.caller.administered(queue, "config")
     driver, now = call.service.turn()
@@ -77,7 +76,7 @@ async def update_queue(call: Asked, queue: Name, changes: Annotated[Settings, bo
     return QueueSettings(config=config, settings=settings)
 
 
-@AREA.delete("/queues/{queue}", DeleteAnswer, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
+@AREA.delete("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def delete_queue(call: Asked, queue: Name) -> DeleteAnswer:
     """Delete a queue with all it holds."""
     name = call.caller.administered(queue, "delete")
@@ -86,31 +85,22 @@ async def delete_queue(call: Asked, queue: Name) -> DeleteAnswer:
     return DeleteAnswer(deleted=name)
 
 
-@AREA.get("/queues/{queue}/stats", QueueStats, Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+@AREA.get("/queues/{queue}/stats", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def queue_stats(call: Asked, queue: Name) -> QueueStats:
     """Figures of a queue and its groups."""
     stats = call.service.engine.stats(call.caller.queue(queue, Scope.READ))
     return msgspec.structs.replace(stats, queue=call.caller.told(stats.queue))
 
 
-@AREA.post("/queues/{queue}/purge", PurgeAnswer, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+@AREA.post("/queues/{queue}/purge", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def purge_queue(call: Asked, queue: Name) -> PurgeAnswer:
     """Take away what is ready; what consumers hold stays theirs to settle."""
     name = call.caller.administered(queue, "purge")
-    purged: int = await call.service.told(
-        lambda driver, now, tell: driver.node.engine.purge_queue(
-            name, now, lambda result: tell(result, 0) if isinstance(result, QueueError) else tell(None, result)
-        )
-    )
-    return PurgeAnswer(purged=purged)
+    return PurgeAnswer(purged=await call.service.purged(name))
 
 
-@AREA.put(
-    "/queues/{queue}/partitions", PartitionsRequest, Scope.ADMIN, body=PartitionsRequest, errors=(_Q.UNKNOWN_QUEUE,)
-)
-async def set_partitions(
-    call: Asked, queue: Name, wanted: Annotated[PartitionsRequest, body(PartitionsRequest)]
-) -> PartitionsRequest:
+@AREA.put("/queues/{queue}/partitions", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
+async def set_partitions(call: Asked, queue: Name, wanted: Body[PartitionsRequest]) -> PartitionsRequest:
     """Let a queue in use have more partitions."""
     name = call.caller.administered(queue, "partitions")
     driver, now = call.service.turn()

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from assay.reference_broker.api.problems import Code
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, answered, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Call, Name, answered
 from assay.reference_broker.queues import QueueErrorCode
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.schemas.document import SchemaDocument
@@ -30,6 +30,7 @@ _AVRO: Final = "AVRO"
 _MAX_LISTED: Final = 1_000
 Flag = Annotated[bool, Query()]
 Prefix = Annotated[str, Query(alias="subjectPrefix", max_length=255)]
+_S = "/schemas/subjects"
 
 
 class SchemaText(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -176,7 +177,7 @@ def _version(found: Found) -> SchemaVersion:
 # -- schemas by id ---------------------------------------------------------------------------------------------------
 
 
-@AREA.get("/schemas", list[SchemaVersion], Scope.READ)
+@AREA.get("/schemas", Scope.READ)
 async def list_schemas(
     call: Asked,
     prefix: Prefix = "",
@@ -190,14 +191,14 @@ async def list_schemas(
     return [_version(each) for each in found[offset : offset + (limit if limit > 0 else _MAX_LISTED)]]
 
 
-@AREA.get("/schemas/types", list[str], Scope.READ)
+@AREA.get("/schemas/types", Scope.READ)
 async def schema_types(call: Asked) -> list[str]:
     """What kinds of schemas there are."""
     _registry(call)
     return [JSON_SCHEMA]
 
 
-@AREA.get("/schemas/ids/{number}", SchemaById, Scope.READ, errors=_MISSING)
+@AREA.get("/schemas/ids/{number}", Scope.READ, errors=_MISSING)
 async def schema_by_id(
     call: Asked, number: int, fetch: Annotated[bool, Query(alias="fetchMaxId")] = False
 ) -> SchemaById:
@@ -206,19 +207,19 @@ async def schema_by_id(
     return SchemaById(schema=registry.schema(number), max_id=registry.last_id if fetch else msgspec.UNSET)
 
 
-@AREA.get("/schemas/ids/{number}/schema", dict[str, Any], Scope.READ, errors=_MISSING)
+@AREA.get("/schemas/ids/{number}/schema", Scope.READ, answer=dict[str, Any], errors=_MISSING)
 async def schema_text_by_id(call: Asked, number: int) -> Response:
     """Its text alone."""
     return answered(msgspec.Raw(_registry(call).schema(number).encode()))
 
 
-@AREA.get("/schemas/ids/{number}/subjects", list[str], Scope.READ, errors=_MISSING)
+@AREA.get("/schemas/ids/{number}/subjects", Scope.READ, errors=_MISSING)
 async def schema_subjects(call: Asked, number: int, deleted: Flag = False) -> list[str]:
     """Subjects that use it."""
     return list(dict.fromkeys(subject for subject, _ in _registry(call).users(number, deleted=deleted)))
 
 
-@AREA.get("/schemas/ids/{number}/versions", list[SubjectVersion], Scope.READ, errors=_MISSING)
+@AREA.get("/schemas/ids/{number}/versions", Scope.READ, errors=_MISSING)
 async def schema_versions(call: Asked, number: int, deleted: Flag = False) -> list[SubjectVersion]:
     """Subjects and versions that use it."""
     users = _registry(call).users(number, deleted=deleted)
@@ -228,60 +229,60 @@ async def schema_versions(call: Asked, number: int, deleted: Flag = False) -> li
 # -- subjects and versions -------------------------------------------------------------------------------------------
 
 
-@AREA.get("/subjects", list[str], Scope.READ)
+@AREA.get("/subjects", Scope.READ)
 async def list_subjects(call: Asked, prefix: Prefix = "", deleted: Flag = False) -> list[str]:
     """Names of subjects; with ``deleted`` those that were deleted, too."""
     return _registry(call).subjects(deleted=deleted, prefix=prefix)
 
 
-@AREA.post("/subjects/{subject}", SchemaVersion, Scope.READ, body=SchemaText, errors=_WRONG)
-async def look_up_schema(
-    call: Asked, subject: Name, wanted: Annotated[SchemaText, body(SchemaText)], deleted: Flag = False
-) -> SchemaVersion:
+@AREA.post("/subjects/{subject}", Scope.READ, errors=_WRONG)
+async def look_up_schema(call: Asked, subject: Name, wanted: Body[SchemaText], deleted: Flag = False) -> SchemaVersion:
     """Which version of a subject a schema is."""
     return _version(_registry(call).look_up(subject, _text(wanted), deleted=deleted))
 
 
-@AREA.delete("/subjects/{subject}", list[int], Scope.ADMIN, errors=_REFUSED)
+@GOQUEUE.twin(f"{_S}/{{subject}}", "go_delete_subject")
+@AREA.delete("/subjects/{subject}", Scope.ADMIN, answer=list[int], errors=_REFUSED)
 async def delete_subject(call: Asked, subject: Name, permanent: Flag = False) -> Any:
     """Delete all versions: first so that they can still be read by their id, then for good."""
     return await _change(call, subject, lambda registry, _: registry.delete_subject(subject, permanent=permanent))
 
 
-@AREA.get("/subjects/{subject}/versions", list[int], Scope.READ, errors=_MISSING)
+@AREA.get("/subjects/{subject}/versions", Scope.READ, errors=_MISSING)
 async def list_versions(call: Asked, subject: Name, deleted: Flag = False) -> list[int]:
     """Numbers of its versions."""
     return _registry(call).versions(subject, deleted=deleted)
 
 
-@AREA.post("/subjects/{subject}/versions", SchemaId, Scope.ADMIN, body=SchemaText, errors=_REFUSED)
-async def register_schema(call: Asked, subject: Name, wanted: Annotated[SchemaText, body(SchemaText)]) -> SchemaId:
+@AREA.post("/subjects/{subject}/versions", Scope.ADMIN, errors=_REFUSED)
+async def register_schema(call: Asked, subject: Name, wanted: Body[SchemaText]) -> SchemaId:
     """Register a schema as the next version, unless it is one already."""
     found = await _register(call, subject, wanted)
     return SchemaId(id=found.id)
 
 
-@AREA.get("/subjects/{subject}/versions/{version}", SchemaVersion, Scope.READ, errors=_WRONG)
+@AREA.get("/subjects/{subject}/versions/{version}", Scope.READ, errors=_WRONG)
 async def get_version(call: Asked, subject: Name, version: str, deleted: Flag = False) -> SchemaVersion:
     """A version, by its number, or ``latest``."""
     return _version(_registry(call).find(subject, version_in(version), deleted=deleted))
 
 
-@AREA.get("/subjects/{subject}/versions/{version}/schema", dict[str, Any], Scope.READ, errors=_WRONG)
+@AREA.get("/subjects/{subject}/versions/{version}/schema", Scope.READ, answer=dict[str, Any], errors=_WRONG)
 async def get_version_text(call: Asked, subject: Name, version: str, deleted: Flag = False) -> Response:
     """Its text alone."""
     found = _registry(call).find(subject, version_in(version), deleted=deleted)
     return answered(msgspec.Raw(found.schema.encode()))
 
 
-@AREA.get("/subjects/{subject}/versions/{version}/referencedby", list[int], Scope.READ, errors=_WRONG)
+@AREA.get("/subjects/{subject}/versions/{version}/referencedby", Scope.READ, errors=_WRONG)
 async def referenced_by(call: Asked, subject: Name, version: str) -> list[int]:
     """None: no schema refers to another."""
     _registry(call).find(subject, version_in(version))
     return []
 
 
-@AREA.delete("/subjects/{subject}/versions/{version}", int, Scope.ADMIN, errors=_REFUSED)
+@GOQUEUE.twin(f"{_S}/{{subject}}/versions/{{version}}", "go_delete_version")
+@AREA.delete("/subjects/{subject}/versions/{version}", Scope.ADMIN, answer=int, errors=_REFUSED)
 async def delete_version(call: Asked, subject: Name, version: str, permanent: Flag = False) -> Any:
     """Delete a version: first so that it can still be read by its id, then for good."""
     number = version_in(version)
@@ -293,17 +294,15 @@ async def delete_version(call: Asked, subject: Name, version: str, permanent: Fl
 # -- compatibility ---------------------------------------------------------------------------------------------------
 
 
-@AREA.post("/compatibility/subjects/{subject}/versions", Verdict, Scope.READ, body=SchemaText, errors=_WRONG)
-async def compare_with_versions(
-    call: Asked, subject: Name, wanted: Annotated[SchemaText, body(SchemaText)], verbose: Flag = False
-) -> Verdict:
+@AREA.post("/compatibility/subjects/{subject}/versions", Scope.READ, errors=_WRONG)
+async def compare_with_versions(call: Asked, subject: Name, wanted: Body[SchemaText], verbose: Flag = False) -> Verdict:
     """Whether a schema could be registered as the next version."""
     return await _compare(call, subject, wanted, "all", verbose=verbose)
 
 
-@AREA.post("/compatibility/subjects/{subject}/versions/{version}", Verdict, Scope.READ, body=SchemaText, errors=_WRONG)
+@AREA.post("/compatibility/subjects/{subject}/versions/{version}", Scope.READ, errors=_WRONG)
 async def compare_with_version(
-    call: Asked, subject: Name, version: str, wanted: Annotated[SchemaText, body(SchemaText)], verbose: Flag = False
+    call: Asked, subject: Name, version: str, wanted: Body[SchemaText], verbose: Flag = False
 ) -> Verdict:
     """Whether a schema could follow a version."""
     return await _compare(call, subject, wanted, version_in(version), verbose=verbose)
@@ -325,67 +324,69 @@ async def _set_mode(call: Call, subject: str, wanted: ModeOf) -> ModeOf:
 Default = Annotated[bool, Query(alias="defaultToGlobal")]
 
 
-@AREA.get("/config", LevelThatHolds, Scope.READ)
+@AREA.get("/config", Scope.READ)
 async def get_level(call: Asked) -> LevelThatHolds:
     """The level of subjects without one of their own."""
     return LevelThatHolds(compatibility_level=_registry(call).level(""))
 
 
-@AREA.put("/config", Level, Scope.ADMIN, body=Level, errors=_REFUSED)
-async def set_level(call: Asked, wanted: Annotated[Level, body(Level)]) -> Level:
+@GOQUEUE.twin("/schemas/config", "go_set_level")
+@AREA.put("/config", Scope.ADMIN, errors=_REFUSED)
+async def set_level(call: Asked, wanted: Body[Level]) -> Level:
     """Set it."""
     return await _set_level(call, "", wanted)
 
 
-@AREA.delete("/config", str, Scope.ADMIN, errors=_REFUSED)
+@AREA.delete("/config", Scope.ADMIN, answer=str, errors=_REFUSED)
 async def delete_level(call: Asked) -> Any:
     """Take it back to what the broker is configured with."""
     return await _change(call, "", lambda registry, _: registry.delete_level(""))
 
 
-@AREA.get("/config/{subject}", LevelThatHolds, Scope.READ, errors=_MISSING)
+@AREA.get("/config/{subject}", Scope.READ, errors=_MISSING)
 async def get_subject_level(call: Asked, subject: Name, default: Default = False) -> LevelThatHolds:
     """The level of a subject; with ``defaultToGlobal`` that which holds for it."""
     return LevelThatHolds(compatibility_level=_registry(call).level(subject, or_global=default))
 
 
-@AREA.put("/config/{subject}", Level, Scope.ADMIN, body=Level, errors=_REFUSED)
-async def set_subject_level(call: Asked, subject: Name, wanted: Annotated[Level, body(Level)]) -> Level:
+@GOQUEUE.twin("/schemas/config/{subject}", "go_set_subject_level")
+@AREA.put("/config/{subject}", Scope.ADMIN, errors=_REFUSED)
+async def set_subject_level(call: Asked, subject: Name, wanted: Body[Level]) -> Level:
     """Set it."""
     return await _set_level(call, subject, wanted)
 
 
-@AREA.delete("/config/{subject}", str, Scope.ADMIN, errors=_REFUSED)
+@AREA.delete("/config/{subject}", Scope.ADMIN, answer=str, errors=_REFUSED)
 async def delete_subject_level(call: Asked, subject: Name) -> Any:
     """From now on the global one holds."""
     return await _change(call, subject, lambda registry, _: registry.delete_level(subject))
 
 
-@AREA.get("/mode", ModeOf, Scope.READ)
+@AREA.get("/mode", Scope.READ)
 async def get_mode(call: Asked) -> ModeOf:
     """Whether subjects without a mode of their own may change: ``READWRITE`` or ``READONLY``."""
     return ModeOf(mode=_registry(call).mode(""))
 
 
-@AREA.put("/mode", ModeOf, Scope.ADMIN, body=ModeOf, errors=_REFUSED)
-async def set_mode(call: Asked, wanted: Annotated[ModeOf, body(ModeOf)]) -> ModeOf:
+@AREA.put("/mode", Scope.ADMIN, errors=_REFUSED)
+async def set_mode(call: Asked, wanted: Body[ModeOf]) -> ModeOf:
     """Set it."""
     return await _set_mode(call, "", wanted)
 
 
-@AREA.get("/mode/{subject}", ModeOf, Scope.READ, errors=_MISSING)
+@AREA.get("/mode/{subject}", Scope.READ, errors=_MISSING)
 async def get_subject_mode(call: Asked, subject: Name, default: Default = False) -> ModeOf:
     """The mode of a subject."""
     return ModeOf(mode=_registry(call).mode(subject, or_global=default))
 
 
-@AREA.put("/mode/{subject}", ModeOf, Scope.ADMIN, body=ModeOf, errors=_REFUSED)
-async def set_subject_mode(call: Asked, subject: Name, wanted: Annotated[ModeOf, body(ModeOf)]) -> ModeOf:
+@AREA.put("/mode/{subject}", Scope.ADMIN, errors=_REFUSED)
+async def set_subject_mode(call: Asked, subject: Name, wanted: Body[ModeOf]) -> ModeOf:
     """Set it."""
     return await _set_mode(call, subject, wanted)
 
 
-@AREA.delete("/mode/{subject}", ModeOf, Scope.ADMIN, errors=_REFUSED)
+@AREA.delete("/mode/{subject}", Scope.ADMIN, errors=_REFUSED)
 async def delete_subject_mode(call: Asked, subject: Name) -> ModeOf:
     """From now on the global one holds."""
     mode = await _change(call, subject, lambda registry, _: registry.delete_mode(subject))
@@ -394,87 +395,57 @@ async def delete_subject_mode(call: Asked, subject: Name) -> ModeOf:
 
 # -- as GoQueue has them ---------------------------------------------------------------------------------------------
 
-_S = "/schemas/subjects"
-_GoBody = Annotated[GoSchemaText, body(GoSchemaText)]
+_GoBody = Body[GoSchemaText]
 
 
-@GOQUEUE.get(_S, list[str], Scope.READ)
+@GOQUEUE.get(_S, Scope.READ)
 async def go_list_subjects(call: Asked) -> list[str]:
     """Names of subjects."""
     return _registry(call).subjects()
 
 
-@GOQUEUE.get(f"{_S}/{{subject}}", list[int], Scope.READ, errors=_MISSING)
+@GOQUEUE.twin(f"{_S}/{{subject}}/versions", "go_list_versions")
+@GOQUEUE.get(f"{_S}/{{subject}}", Scope.READ, errors=_MISSING)
 async def go_get_subject(call: Asked, subject: Name) -> list[int]:
     """Numbers of its versions."""
     return _registry(call).versions(subject)
 
 
-@GOQUEUE.delete(f"{_S}/{{subject}}", list[int], Scope.ADMIN, errors=_REFUSED)
-async def go_delete_subject(call: Asked, subject: Name, permanent: Flag = False) -> Any:
-    """Delete all versions."""
-    return await delete_subject(call, subject, permanent)
-
-
-@GOQUEUE.get(f"{_S}/{{subject}}/versions", list[int], Scope.READ, errors=_MISSING)
-async def go_list_versions(call: Asked, subject: Name) -> list[int]:
-    """Numbers of its versions."""
-    return _registry(call).versions(subject)
-
-
-@GOQUEUE.post(f"{_S}/{{subject}}/versions", GoSchemaId, Scope.ADMIN, body=GoSchemaText, errors=_REFUSED)
+@GOQUEUE.post(f"{_S}/{{subject}}/versions", Scope.ADMIN, errors=_REFUSED)
 async def go_register_schema(call: Asked, subject: Name, wanted: _GoBody) -> GoSchemaId:
     """Register a schema."""
     found = await _register(call, subject, wanted)
     return GoSchemaId(id=found.id, version=found.version)
 
 
-@GOQUEUE.get(f"{_S}/{{subject}}/versions/{{version}}", SchemaVersion, Scope.READ, errors=_WRONG)
+@GOQUEUE.get(f"{_S}/{{subject}}/versions/{{version}}", Scope.READ, errors=_WRONG)
 async def go_get_version(call: Asked, subject: Name, version: str) -> SchemaVersion:
     """A version, by its number, or ``latest``."""
     return _version(_registry(call).find(subject, version_in(version)))
 
 
-@GOQUEUE.delete(f"{_S}/{{subject}}/versions/{{version}}", int, Scope.ADMIN, errors=_REFUSED)
-async def go_delete_version(call: Asked, subject: Name, version: str, permanent: Flag = False) -> Any:
-    """Delete a version."""
-    return await delete_version(call, subject, version, permanent)
-
-
 _COMPATIBLE = "/schemas/compatibility/subjects/{subject}/versions/{version}"
 
 
-@GOQUEUE.post(_COMPATIBLE, Verdict, Scope.READ, body=GoSchemaText, errors=_WRONG)
+@GOQUEUE.post(_COMPATIBLE, Scope.READ, errors=_WRONG)
 async def go_compare(call: Asked, subject: Name, version: str, wanted: _GoBody) -> Verdict:
     """Whether a schema could follow a version."""
     return await _compare(call, subject, wanted, version_in(version), verbose=False)
 
 
-@GOQUEUE.get("/schemas/config", Level, Scope.READ)
+@GOQUEUE.get("/schemas/config", Scope.READ)
 async def go_get_level(call: Asked) -> Level:
     """The level of subjects without one of their own."""
     return Level(compatibility=_registry(call).level(""))
 
 
-@GOQUEUE.put("/schemas/config", Level, Scope.ADMIN, body=Level, errors=_REFUSED)
-async def go_set_level(call: Asked, wanted: Annotated[Level, body(Level)]) -> Level:
-    """Set it."""
-    return await _set_level(call, "", wanted)
-
-
-@GOQUEUE.get("/schemas/config/{subject}", Level, Scope.READ, errors=_MISSING)
+@GOQUEUE.get("/schemas/config/{subject}", Scope.READ, errors=_MISSING)
 async def go_get_subject_level(call: Asked, subject: Name) -> Level:
     """The level that holds for a subject."""
     return Level(compatibility=_registry(call).level(subject))
 
 
-@GOQUEUE.put("/schemas/config/{subject}", Level, Scope.ADMIN, body=Level, errors=_REFUSED)
-async def go_set_subject_level(call: Asked, subject: Name, wanted: Annotated[Level, body(Level)]) -> Level:
-    """Set it."""
-    return await _set_level(call, subject, wanted)
-
-
-@GOQUEUE.get("/schemas/stats", SchemaStats, Scope.READ)
+@GOQUEUE.get("/schemas/stats", Scope.READ)
 async def go_schema_stats(call: Asked) -> SchemaStats:
     """Figures."""
     registry = _registry(call)

@@ -9,7 +9,7 @@ import msgspec
 from assay.reference_broker.api.settling import find_held, settle_held
 from assay.reference_broker.api.topics import topic_out
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, body
+from assay.reference_broker.http.areas import Area, Asked, Body
 from assay.reference_broker.http.routes.messages import MAX_REASON, MAX_SECONDS
 from assay.reference_broker.http.shapes import timestamp
 from assay.reference_broker.queues import Outcome, QueueErrorCode
@@ -80,8 +80,8 @@ class Extended(msgspec.Struct, frozen=True, kw_only=True):
     success: bool = True
 
 
-@AREA.post("/messages/ack", Acked, Scope.READ, body=Receipt, errors=_ERRORS)
-async def ack(call: Asked, wanted: Annotated[Receipt, body(Receipt)]) -> Acked:
+@AREA.post("/messages/ack", Scope.READ, errors=_ERRORS)
+async def ack(call: Asked, wanted: Body[Receipt]) -> Acked:
     """It is done: settled for good."""
     held = find_held(call, wanted.receipt_handle)
     groups, partition = call.service.engine.groups, held.entry.partition
@@ -104,8 +104,8 @@ async def ack(call: Asked, wanted: Annotated[Receipt, body(Receipt)]) -> Acked:
     )
 
 
-@AREA.post("/messages/nack", Nacked, Scope.READ, body=Nack, errors=_ERRORS)
-async def nack(call: Asked, wanted: Annotated[Nack, body(Nack)]) -> Nacked:
+@AREA.post("/messages/nack", Scope.READ, errors=_ERRORS)
+async def nack(call: Asked, wanted: Body[Nack]) -> Nacked:
     """It was tried in vain: delivered again, or dead-lettered when that was the last time."""
     held = find_held(call, wanted.receipt_handle)
     left: list[PendingDetails | None] = []
@@ -121,8 +121,8 @@ async def nack(call: Asked, wanted: Annotated[Nack, body(Nack)]) -> Nacked:
     )
 
 
-@AREA.post("/messages/reject", Rejected, Scope.READ, body=Reject, errors=_ERRORS)
-async def reject(call: Asked, wanted: Annotated[Reject, body(Reject)]) -> Rejected:
+@AREA.post("/messages/reject", Scope.READ, errors=_ERRORS)
+async def reject(call: Asked, wanted: Body[Reject]) -> Rejected:
     """It can never be done: it goes to the dead letters."""
     held = find_held(call, wanted.receipt_handle)
     reason = wanted.reason[:MAX_REASON]
@@ -136,8 +136,8 @@ async def reject(call: Asked, wanted: Annotated[Reject, body(Reject)]) -> Reject
     )
 
 
-@AREA.post("/messages/visibility", Extended, Scope.READ, body=Visibility, errors=_ERRORS)
-async def extend_visibility(call: Asked, wanted: Annotated[Visibility, body(Visibility)]) -> Extended:
+@AREA.post("/messages/visibility", Scope.READ, errors=_ERRORS)
+async def extend_visibility(call: Asked, wanted: Body[Visibility]) -> Extended:
     """More time, from now on."""
     held = find_held(call, wanted.receipt_handle)
     seconds = wanted.extension_seconds

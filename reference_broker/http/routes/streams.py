@@ -21,7 +21,7 @@ from assay.reference_broker.api.service import Service
 from assay.reference_broker.api.watching import Watcher
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http import guard
-from assay.reference_broker.http.areas import PREFIX, SLASH, Area, Asked, Name
+from assay.reference_broker.http.areas import PREFIX, SLASH, Area, Asked, Limit, Name
 from assay.reference_broker.http.routes.messages import SettleAsked, settle, told_of
 from assay.reference_broker.http.shapes import Received, text_of
 from assay.reference_broker.queues import QueueError, QueueErrorCode
@@ -94,8 +94,8 @@ async def _never() -> None:
 
 @AREA.get(
     "/queues/{queue}/stream",
-    str,
     Scope.READ,
+    answer=str,
     errors=(_Q.UNKNOWN_QUEUE, _Q.LIMIT, _Q.IN_USE, _Q.QUOTA),
     media_type="text/event-stream",
 )
@@ -105,7 +105,7 @@ async def stream_messages(
     group: Annotated[str, Query(min_length=1, max_length=1_024)],
     consumer: Annotated[str, Query(max_length=256)] = "stream",
     pattern: Annotated[str, Query(max_length=1_024)] = "",
-    prefetch: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    prefetch: Limit = 100,
     auto_ack: bool = False,
 ) -> Response:
     """Server-sent events, each a message as JSON; at most ``prefetch`` of them unsettled. The consumer leaves with its
@@ -150,7 +150,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Messages before this one that were not told, since too many waited for their reader."""
 
 
-@AREA.get("/subscriptions/{topic_filter}/stream", str, Scope.READ, media_type="text/event-stream")
+@AREA.get("/subscriptions/{topic_filter}/stream", Scope.READ, answer=str, media_type="text/event-stream")
 async def watch_topics(call: Asked, topic_filter: Name) -> Response:
     """Server-sent events, each a message of an ordinary topic as JSON, from now on; nothing is kept for who watches."""
     service, caller = call.service, call.caller

@@ -14,7 +14,7 @@ from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage, publish
 from assay.reference_broker.api.topics import queue_in, topic_out
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call, Name, body
+from assay.reference_broker.http.areas import Area, Asked, Body, Call, Limit, Name
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS, check_batch
 from assay.reference_broker.http.shapes import Publish, published, text_of, timestamp
 from assay.reference_broker.queues import QueueError, QueueErrorCode
@@ -175,8 +175,8 @@ class DelayCancelled(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
 
 
-@AREA.post("/topics", TopicCreated, Scope.ADMIN, body=CreateTopic, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
-async def create_topic(call: Asked, wanted: Annotated[CreateTopic, body(CreateTopic)]) -> TopicCreated:
+@AREA.post("/topics", Scope.ADMIN, status=201, errors=(_Q.EXISTS, _Q.LIMIT))
+async def create_topic(call: Asked, wanted: Body[CreateTopic]) -> TopicCreated:
     """Create a topic."""
     call.caller.administer("create")
     name = engine_name(wanted.name)
@@ -194,14 +194,14 @@ async def create_topic(call: Asked, wanted: Annotated[CreateTopic, body(CreateTo
     return TopicCreated(name=name, partitions=config.partitions)
 
 
-@AREA.get("/topics", TopicNames, Scope.READ)
+@AREA.get("/topics", Scope.READ)
 async def list_topics(call: Asked) -> TopicNames:
     """Names of the topics that the caller may read."""
     names = [name for name in call.service.engine.queues() if call.caller.reads(name)]
     return TopicNames(topics=sorted(topic_out(call.caller.told(name)) for name in names))
 
 
-@AREA.get("/topics/{topic}", TopicDetails, Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
+@AREA.get("/topics/{topic}", Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
 async def get_topic(call: Asked, topic: Name) -> TopicDetails:
     """A topic and where its partitions begin and end."""
     name = call.caller.queue(queue_in(call, topic), Scope.READ)
@@ -218,7 +218,7 @@ async def get_topic(call: Asked, topic: Name) -> TopicDetails:
     )
 
 
-@AREA.delete("/topics/{topic}", TopicDeleted, Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
+@AREA.delete("/topics/{topic}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def delete_topic(call: Asked, topic: Name) -> TopicDeleted:
     """Delete a topic with all it holds."""
     name = call.caller.administered(queue_in(call, topic), "delete")
@@ -227,15 +227,8 @@ async def delete_topic(call: Asked, topic: Name) -> TopicDeleted:
     return TopicDeleted(deleted=True, name=topic)
 
 
-@AREA.post(
-    "/topics/{topic}/messages",
-    TopicPublished,
-    Scope.WRITE,
-    body=TopicPublish,
-    also=(207,),
-    errors=PUBLISH_ERRORS,
-)
-async def publish_to_topic(call: Asked, topic: Name, wanted: Annotated[TopicPublish, body(TopicPublish)]) -> Response:
+@AREA.post("/topics/{topic}/messages", Scope.WRITE, answer=TopicPublished, also=(207,), errors=PUBLISH_ERRORS)
+async def publish_to_topic(call: Asked, topic: Name, wanted: Body[TopicPublish]) -> Response:
     """Publish messages. 200: all were accepted; 207: some were; else none."""
     check_batch(call.service, len(wanted.messages))
     queue = queue_in(call, topic)
@@ -263,13 +256,13 @@ def _result(call: Call, message: TopicMessage, became: Became, now: float) -> To
     )
 
 
-@AREA.get("/topics/{topic}/messages", TopicRead, Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
+@AREA.get("/topics/{topic}/messages", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def read_topic(
     call: Asked,
     topic: Name,
     partition: Annotated[int, Query(ge=0)] = 0,
     offset: Annotated[int, Query(ge=0)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
 ) -> TopicRead:
     """Messages of a partition, whoever has settled them, as long as they are kept."""
     driver, now = call.service.turn()
@@ -286,18 +279,13 @@ async def read_topic(
     )
 
 
-@AREA.get(
-    "/topics/{topic}/partitions/{partition}/messages",
-    TopicRead,
-    Scope.READ,
-    errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED),
-)
+@AREA.get("/topics/{topic}/partitions/{partition}/messages", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.STORAGE_FAILED))
 async def read_topic_partition(
     call: Asked,
     topic: Name,
     partition: int,
     offset: Annotated[int, Query(ge=0)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    limit: Limit = 100,
 ) -> TopicRead:
     """Messages of a partition, whoever has settled them, as long as they are kept."""
     return await read_topic(call, topic, partition, offset, limit)
@@ -319,7 +307,7 @@ def record(
     )
 
 
-@AREA.get("/topics/{topic}/partitions", TopicPartitions, Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
+@AREA.get("/topics/{topic}/partitions", Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
 async def list_topic_partitions(call: Asked, topic: Name) -> TopicPartitions:
     """Partitions, and who has them: this node, which is alone."""
     name = call.caller.queue(queue_in(call, topic), Scope.READ)
@@ -348,7 +336,7 @@ def _delayed(topic: str, found: DelayedMessage, now: float) -> Delayed:
     )
 
 
-@AREA.get("/topics/{topic}/delayed", DelayedList, Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
+@AREA.get("/topics/{topic}/delayed", Scope.READ, errors=(_Q.UNKNOWN_QUEUE,))
 async def list_delayed(
     call: Asked,
     topic: Name,
@@ -363,7 +351,7 @@ async def list_delayed(
     return DelayedList(topic=topic, messages=messages, count=len(messages), limit=limit, skip=skip)
 
 
-@AREA.get("/topics/{topic}/delayed/{offset}", Delayed, Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.NOT_PENDING))
+@AREA.get("/topics/{topic}/delayed/{offset}", Scope.READ, errors=(_Q.UNKNOWN_QUEUE, _Q.NOT_PENDING))
 async def get_delayed(call: Asked, topic: Name, offset: int) -> Delayed:
     """One of them."""
     name = call.caller.queue(queue_in(call, topic), Scope.READ)
@@ -379,7 +367,6 @@ async def get_delayed(call: Asked, topic: Name, offset: int) -> Delayed:
 
 @AREA.delete(
     "/topics/{topic}/delayed/{partition}/{offset}",
-    DelayCancelled,
     Scope.WRITE,
     errors=(_Q.UNKNOWN_QUEUE, _Q.NOT_PENDING, _Q.STORAGE_FAILED),
 )

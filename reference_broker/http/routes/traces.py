@@ -13,7 +13,7 @@ from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.api.topics import topic_out
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, Call
+from assay.reference_broker.http.areas import Area, Asked, Call, Limit
 from assay.reference_broker.http.shapes import timestamp
 from assay.reference_broker.queues.messages.durations import parse_time_ms
 from assay.reference_broker.trace.ring import CANCELLED, SCHEDULED, Trace, TraceRing, TraceStatus
@@ -188,16 +188,16 @@ async def _find(call: Call, limit: int, fits: Callable[[TraceAnswer], bool]) -> 
     return TracesAnswer(traces=found, count=len(found))
 
 
-_Limit = Annotated[int, Query(ge=1, le=1_000)]
+_Limit = Limit
 
 
-@AREA.get("/traces", TracesAnswer, Scope.READ, errors=(Code.UNSUPPORTED,))
+@AREA.get("/traces", Scope.READ, errors=(Code.UNSUPPORTED,))
 async def list_traces(call: Asked, limit: _Limit = 100) -> TracesAnswer:
     """The traces that began last, of the queues that the caller may read."""
     return await _find(call, limit, lambda _: True)
 
 
-@AREA.get("/traces/search", TracesAnswer, Scope.READ, errors=(Code.UNSUPPORTED,))
+@AREA.get("/traces/search", Scope.READ, errors=(Code.UNSUPPORTED,))
 async def search_traces(
     call: Asked,
     topic: Annotated[str | None, Query(max_length=1_024)] = None,
@@ -232,7 +232,7 @@ async def search_traces(
     return await _find(call, limit, fits)
 
 
-@AREA.get("/traces/stats", TraceStats, Scope.READ)
+@AREA.get("/traces/stats", Scope.READ)
 async def trace_stats(call: Asked) -> TraceStats:
     """How many there are, and what was left out or lost."""
     tracing = call.service.turn()[0].node.tracing
@@ -252,7 +252,7 @@ async def trace_stats(call: Asked) -> TraceStats:
     )
 
 
-@AREA.get("/traces/{trace_id}", TraceAnswer, Scope.READ, errors=(Code.UNKNOWN_TRACE, Code.UNSUPPORTED))
+@AREA.get("/traces/{trace_id}", Scope.READ, errors=(Code.UNKNOWN_TRACE, Code.UNSUPPORTED))
 async def get_trace(call: Asked, trace_id: str) -> TraceAnswer:
     """One trace."""
     trace = _ring(call).get(trace_id)

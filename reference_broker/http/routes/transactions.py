@@ -10,7 +10,7 @@ from assay.reference_broker.api import producers
 from assay.reference_broker.api.publishing import NewMessage, publish
 from assay.reference_broker.api.topics import queue_in
 from assay.reference_broker.config import Scope
-from assay.reference_broker.http.areas import Area, Asked, body
+from assay.reference_broker.http.areas import Area, Asked, Body
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
 from assay.reference_broker.queues import PublishOptions, QueueErrorCode
 from assay.reference_broker.queues.groups.subscribe_options import LATEST
@@ -103,25 +103,23 @@ class TransactionStats(msgspec.Struct, frozen=True, kw_only=True):
     by_state: dict[str, int]
 
 
-@AREA.post("/producers/init", ProducerInited, Scope.WRITE, body=InitProducer, errors=(_Q.LIMIT, _Q.STORAGE_FAILED))
-async def init_producer(call: Asked, wanted: Annotated[InitProducer, body(InitProducer)]) -> ProducerInited:
+@AREA.post("/producers/init", Scope.WRITE, errors=(_Q.LIMIT, _Q.STORAGE_FAILED))
+async def init_producer(call: Asked, wanted: Body[InitProducer]) -> ProducerInited:
     """A producer begins; an earlier one of the same transactional id is fenced."""
     identity = await producers.init_producer(call, wanted.transactional_id, wanted.transaction_timeout_ms)
     return ProducerInited(producer_id=identity.producer_id, epoch=identity.epoch)
 
 
-@AREA.post("/producers/{producer_id}/heartbeat", ProducerAlive, Scope.WRITE, body=ProducerRequest, errors=_PRODUCER)
-async def producer_heartbeat(
-    call: Asked, producer_id: int, wanted: Annotated[ProducerRequest, body(ProducerRequest)]
-) -> ProducerAlive:
+@AREA.post("/producers/{producer_id}/heartbeat", Scope.WRITE, errors=_PRODUCER)
+async def producer_heartbeat(call: Asked, producer_id: int, wanted: Body[ProducerRequest]) -> ProducerAlive:
     """Whether a producer is still the one: 409 when it was fenced. Producers do not expire by silence."""
     broker, _ = producers.broker_for(call, producer_id, wanted.transactional_id)
     broker.engine.transactions.check_producer(producer_id, wanted.epoch)
     return ProducerAlive()
 
 
-@AREA.post("/transactions/begin", Begun, Scope.WRITE, body=BeginRequest, errors=(*_TRANSACTION, _Q.LIMIT))
-async def begin_transaction(call: Asked, wanted: Annotated[BeginRequest, body(BeginRequest)]) -> Begun:
+@AREA.post("/transactions/begin", Scope.WRITE, errors=(*_TRANSACTION, _Q.LIMIT))
+async def begin_transaction(call: Asked, wanted: Body[BeginRequest]) -> Begun:
     """Begin a transaction: its messages show once it is committed."""
     name = await producers.begin(
         call, wanted.producer_id, wanted.epoch, wanted.transactional_id, wanted.transaction_timeout_ms
@@ -129,14 +127,8 @@ async def begin_transaction(call: Asked, wanted: Annotated[BeginRequest, body(Be
     return Begun(transaction_id=name, producer_id=wanted.producer_id, epoch=wanted.epoch)
 
 
-@AREA.post(
-    "/transactions/publish",
-    Produced,
-    Scope.WRITE,
-    body=ProducedMessage,
-    errors=PUBLISH_ERRORS,
-)
-async def publish_produced(call: Asked, wanted: Annotated[ProducedMessage, body(ProducedMessage)]) -> Produced:
+@AREA.post("/transactions/publish", Scope.WRITE, errors=PUBLISH_ERRORS)
+async def publish_produced(call: Asked, wanted: Body[ProducedMessage]) -> Produced:
     """Publish a message of a producer: once, however often it is sent under its number."""
     broker, _ = producers.broker_for(call, wanted.producer_id)
     options = PublishOptions(
@@ -157,8 +149,8 @@ async def publish_produced(call: Asked, wanted: Annotated[ProducedMessage, body(
     return Produced(partition=became.partition, offset=became.offset, duplicate=was_there)
 
 
-@AREA.post("/transactions/add-partition", Ended, Scope.WRITE, body=AddPartition, errors=(*_TRANSACTION, _Q.LIMIT))
-async def add_partition(call: Asked, wanted: Annotated[AddPartition, body(AddPartition)]) -> Ended:
+@AREA.post("/transactions/add-partition", Scope.WRITE, errors=(*_TRANSACTION, _Q.LIMIT))
+async def add_partition(call: Asked, wanted: Body[AddPartition]) -> Ended:
     """Say beforehand that a transaction will write to a partition."""
     name = producers.add_partition(
         call,
@@ -172,8 +164,8 @@ async def add_partition(call: Asked, wanted: Annotated[AddPartition, body(AddPar
     return Ended(transaction_id=name, state="open")
 
 
-@AREA.post("/transactions/commit", Ended, Scope.WRITE, body=EndRequest, errors=_TRANSACTION)
-async def commit_transaction(call: Asked, wanted: Annotated[EndRequest, body(EndRequest)]) -> Ended:
+@AREA.post("/transactions/commit", Scope.WRITE, errors=_TRANSACTION)
+async def commit_transaction(call: Asked, wanted: Body[EndRequest]) -> Ended:
     """Let all of a transaction show; answered once that can never be undone."""
     name = await producers.end(
         call, wanted.producer_id, wanted.epoch, wanted.transactional_id, commits=True, named=wanted.transaction_id
@@ -181,8 +173,8 @@ async def commit_transaction(call: Asked, wanted: Annotated[EndRequest, body(End
     return Ended(transaction_id=name, state="committed")
 
 
-@AREA.post("/transactions/abort", Ended, Scope.WRITE, body=EndRequest, errors=_TRANSACTION)
-async def abort_transaction(call: Asked, wanted: Annotated[EndRequest, body(EndRequest)]) -> Ended:
+@AREA.post("/transactions/abort", Scope.WRITE, errors=_TRANSACTION)
+async def abort_transaction(call: Asked, wanted: Body[EndRequest]) -> Ended:
     """Nothing of a transaction is to show."""
     name = await producers.end(
         call, wanted.producer_id, wanted.epoch, wanted.transactional_id, commits=False, named=wanted.transaction_id
@@ -190,13 +182,13 @@ async def abort_transaction(call: Asked, wanted: Annotated[EndRequest, body(EndR
     return Ended(transaction_id=name, state="aborted")
 
 
-@AREA.get("/transactions", TransactionList, Scope.WRITE)
+@AREA.get("/transactions", Scope.WRITE)
 async def list_transactions(call: Asked) -> TransactionList:
     """Transactions that have not ended, oldest first."""
     return TransactionList(transactions=producers.visible(call))
 
 
-@AREA.get("/transactions/stats", TransactionStats, Scope.WRITE)
+@AREA.get("/transactions/stats", Scope.WRITE)
 async def transaction_stats(call: Asked) -> TransactionStats:
     """How many there are, by state."""
     found = producers.visible(call)
