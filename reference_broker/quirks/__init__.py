@@ -47,8 +47,7 @@ def find_quirks(names: Sequence[str]) -> tuple[Quirk, ...]:
         else:
             close = difflib.get_close_matches(name, [*PROFILES, *QUIRKS], n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "assay quirks lists them"
-            message = f"quirks: there is no quirk or profile {name!r}; {hint}"
-            raise ConfigError(message)
+            raise ConfigError(f"quirks: there is no quirk or profile {name!r}; {hint}")
     return tuple(found.values())
 
 

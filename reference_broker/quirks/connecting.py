@@ -12,42 +12,35 @@ from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, Mqt
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
 from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_connect
 from assay.reference_broker.mqtt.wire.errors import MalformedPacketError, ProtocolError
-from assay.reference_broker.mqtt.wire.packets import V5, V311, Connect
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.mqtt.wire.packets import V5, V311, Connect, PacketType
+from assay.reference_broker.quirks.model import Quirk, answers, reads
 
 _FLAGS_AT = 7
 """Offset of the connect flags in the body, behind the name ``MQTT`` and the version."""
 _CONNECT_HEADER = 0x10
 
 
-def _is_connect(connection: MqttConnection, header: int, data: bytes, body: int, end: int) -> bool:
-    """A CONNECT with the usual protocol name, from a client that is not connected."""
-    named = data[body : body + 6] == b"\0\4MQTT" and end - body > _FLAGS_AT
-    return connection.phase is Phase.WAIT_CONNECT and header == _CONNECT_HEADER and named
+def _level(connection: MqttConnection, header: int, content: bytes) -> int:
+    """The protocol level of a CONNECT with the usual name, from a client that is not connected; else -1."""
+    named = content[:6] == b"\0\4MQTT" and len(content) > _FLAGS_AT
+    return content[6] if connection.phase is Phase.WAIT_CONNECT and header == _CONNECT_HEADER and named else -1
 
 
-def _rewritten(
-    connection: MqttConnection, data: bytes, body: int, end: int, change: Callable[[Connect], Connect]
-) -> bytes:
+def _rewritten(content: bytes, change: Callable[[Connect], Connect]) -> bytes:
     """The body of CONNECT as if the client had sent it changed; as it is, when it is malformed."""
     try:
-        packet = decode_packet(_CONNECT_HEADER, data, body, end, V311)
+        packet = decode_packet(_CONNECT_HEADER, content, 0, len(content), V311)
     except ProtocolError:
-        return data[body:end]
+        return content
     assert isinstance(packet, Connect)
     encoded = encode_connect(change(packet))
     start = next(index for index in range(1, 5) if encoded[index] < 0x80) + 1
     return encoded[start:]
 
 
-class _AuthenticationDataAlone(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if _is_connect(self, header, data, body, end) and data[body + 6] == V5:
-            data = _rewritten(self, data, body, end, _without_lone_data)
-            body, end = 0, len(data)
-        super().on_packet(header, data, body, end, now)
+def _authentication_data_alone(connection: MqttConnection, header: int, content: bytes) -> bytes:
+    is_5 = _level(connection, header, content) == V5
+    return _rewritten(content, _without_lone_data) if is_5 else content
 
 
 def _without_lone_data(packet: Connect) -> Connect:
@@ -57,56 +50,40 @@ def _without_lone_data(packet: Connect) -> Connect:
     return msgspec.structs.replace(packet, properties=msgspec.structs.replace(properties, authentication_data=None))
 
 
-class _EmptyIdKeepsSession(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if _is_connect(self, header, data, body, end) and data[body + 6] == V311:
-            data = _rewritten(self, data, body, end, self._with_id)
-            body, end = 0, len(data)
-        super().on_packet(header, data, body, end, now)
-
-    def _with_id(self, packet: Connect) -> Connect:
+def _with_id(connection: MqttConnection, header: int, content: bytes) -> bytes:
+    def named(packet: Connect) -> Connect:
         if packet.client_id or packet.clean_start:
             return packet
-        return msgspec.structs.replace(packet, client_id=self.broker.next_client_id())
+        return msgspec.structs.replace(packet, client_id=connection.broker.next_client_id())
+
+    return _rewritten(content, named) if _level(connection, header, content) == V311 else content
 
 
-class _MissingUserNameTaken(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0xC0 == 0x80:
-            whole = data[body:end]
-            try:
-                decode_packet(_CONNECT_HEADER, whole, 0, len(whole), V311)
-            except MalformedPacketError:
-                # As if an empty name stood where none does.
-                data, body, end = whole + b"\0\0", 0, len(whole) + 2
-        super().on_packet(header, data, body, end, now)
+def _with_user_name(connection: MqttConnection, header: int, content: bytes) -> bytes:
+    if _level(connection, header, content) < 0 or content[_FLAGS_AT] & 0xC0 != 0x80:
+        return content
+    try:
+        decode_packet(_CONNECT_HEADER, content, 0, len(content), V311)
+    except MalformedPacketError:
+        # As if an empty name stood where none does.
+        return content + b"\0\0"
+    return content
 
 
-class _WillRetainAlone(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0x24 == 0x20:
-            flags_at = body + _FLAGS_AT
-            data = data[body:flags_at] + bytes((data[flags_at] & ~0x20,)) + data[flags_at + 1 : end]
-            body, end = 0, len(data)
-        super().on_packet(header, data, body, end, now)
+def _without_lone_will_retain(connection: MqttConnection, header: int, content: bytes) -> bytes:
+    flags = content[_FLAGS_AT] if _level(connection, header, content) >= 0 else 0
+    if flags & 0x24 != 0x20:
+        return content
+    return content[:_FLAGS_AT] + bytes((flags & ~0x20,)) + content[_FLAGS_AT + 1 :]
 
 
-class _UnknownLevelAnsweredInFive(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if _is_connect(self, header, data, body, end) and data[body + 6] not in (V311, V5):
-            # Success, and then a code of 5.0: what 3.1.1 clients cannot read.
-            self.send(b"\x20\x03\x00\x84\x00")
-            self.close_now(now)
-        else:
-            super().on_packet(header, data, body, end, now)
+def _answer_in_5(connection: MqttConnection, header: int, content: bytes, now: float) -> bool:
+    is_unknown = _level(connection, header, content) not in (-1, V311, V5)
+    if is_unknown:
+        # Success, and then a code of 5.0: what 3.1.1 clients cannot read.
+        connection.send(b"\x20\x03\x00\x84\x00")
+        connection.close_now(now)
+    return is_unknown
 
 
 class _SessionPresentNever(MqttBroker):
@@ -135,7 +112,7 @@ QUIRKS = (
         statements=("5.0 MQTT-4.13.1-1",),
         citation="docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12",
         fails=("mqtt5/properties/authentication-data-needs-a-method",),
-        connection=_AuthenticationDataAlone,
+        connection=reads((PacketType.CONNECT,), _authentication_data_alone),
     ),
     Quirk(
         name="empty-id-keeps-session",
@@ -143,7 +120,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-3.1.3-8",),
         citation="https://github.com/nanomq/nanomq/issues/2342",
         fails=("mqtt311/connect/empty-client-id-needs-clean-session",),
-        connection=_EmptyIdKeepsSession,
+        connection=reads((PacketType.CONNECT,), _with_id),
     ),
     Quirk(
         name="missing-user-name-taken",
@@ -151,7 +128,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-3.1.2-19", "3.1.1 MQTT-3.1.4-1", "5.0 MQTT-3.1.2-17", "5.0 MQTT-3.1.4-1"),
         citation="https://github.com/emqx/emqx/issues/13045",
         fails=("mqtt311/connect/announced-fields-must-be-there", "mqtt5/connect/missing-payload-fields-refused"),
-        connection=_MissingUserNameTaken,
+        connection=reads((PacketType.CONNECT,), _with_user_name),
     ),
     Quirk(
         name="will-retain-alone-taken",
@@ -159,7 +136,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-3.1.2-15", "5.0 MQTT-3.1.2-13"),
         citation="https://github.com/halfgaar/FlashMQ/issues/103",
         fails=("mqtt311/connect/will-bits-need-the-will-flag", "mqtt5/connect/will-flags-without-will-refused"),
-        connection=_WillRetainAlone,
+        connection=reads((PacketType.CONNECT,), _without_lone_will_retain),
     ),
     Quirk(
         name="unknown-level-answered-as-5",
@@ -167,7 +144,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-3.1.2-2",),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3696",
         reports=("mqtt311/connect/unknown-level-is-refused-with-code-1",),
-        connection=_UnknownLevelAnsweredInFive,
+        connection=answers((PacketType.CONNECT,), _answer_in_5),
     ),
     Quirk(
         name="session-present-never",

@@ -10,29 +10,18 @@ from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import frame
-from assay.reference_broker.mqtt.wire.packets import V311, Packet, PacketType
+from assay.reference_broker.mqtt.wire.packets import V311, PacketType
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.quirks.model import Quirk, answers, takes_as
 from assay.reference_broker.quirks.subscribing import NOBODYS, with_filters
 
-_FINDINGS = "docs/findings/mqtt.md"
 
-
-class _EmptyFilterGranted(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        super().handle(with_filters(packet, lambda topic_filter: topic_filter or NOBODYS), now)
-
-
-class _NothingGranted(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if self.version == V311 and self.phase is Phase.CONNECTED and header == 0x82 and end - body == 2:
-            self.send(frame(PacketType.SUBACK << 4, data[body:end]))
-        else:
-            super().on_packet(header, data, body, end, now)
+def _grant_nothing(connection: MqttConnection, header: int, content: bytes, _now: float) -> bool:
+    is_311 = connection.version == V311 and connection.phase is Phase.CONNECTED
+    is_for_nothing = is_311 and header == 0x82 and len(content) == 2
+    if is_for_nothing:
+        connection.send(frame(PacketType.SUBACK << 4, content))
+    return is_for_nothing
 
 
 class _SpacesRefused(MqttBroker):
@@ -83,23 +72,20 @@ QUIRKS = (
         name="empty-filter-granted",
         what="A subscription to the empty filter is granted.",
         statements=("3.1.1 MQTT-4.7.3-1", "5.0 MQTT-4.7.3-1"),
-        citation=_FINDINGS,
         fails=("mqtt311/subscribe/empty-filter-is-not-accepted", "mqtt5/topics/empty-filter-not-granted"),
-        connection=_EmptyFilterGranted,
+        connection=takes_as(lambda packet: with_filters(packet, lambda topic_filter: topic_filter or NOBODYS)),
     ),
     Quirk(
         name="subscribe-to-nothing-answered",
         what="A 3.1.1 SUBSCRIBE without a filter is answered by a SUBACK without codes.",
         statements=("3.1.1 MQTT-3.8.3-3",),
-        citation=_FINDINGS,
         fails=("mqtt311/subscribe/needs-a-filter",),
-        connection=_NothingGranted,
+        connection=answers((PacketType.SUBSCRIBE,), _grant_nothing),
     ),
     Quirk(
         name="spaces-refused",
         what="Filters with a space are refused.",
         statements=("3.1.1 MQTT-4.7.3-4", "5.0 MQTT-4.7.3-4"),
-        citation=_FINDINGS,
         fails=("mqtt311/topic/any-character-and-length",),
         state=_SpacesRefused,
     ),
@@ -107,7 +93,6 @@ QUIRKS = (
         name="resubscribe-keeps-qos",
         what="Subscribing again to the same filter does not change its QoS, whatever SUBACK says.",
         statements=("3.1.1 MQTT-3.8.4-3", "5.0 MQTT-3.8.4-3"),
-        citation=_FINDINGS,
         fails=("mqtt311/subscribe/same-filter-replaces-the-subscription", "mqtt5/subscribe/same-filter-replaces"),
         state=_ResubscribeKeepsQos,
     ),
@@ -123,7 +108,6 @@ QUIRKS = (
         name="dollar-topics-shown",
         what="Filters that begin with a wildcard match topics that begin with $.",
         statements=("3.1.1 MQTT-4.7.2-1", "5.0 MQTT-4.7.2-1"),
-        citation=_FINDINGS,
         fails=("mqtt311/topic/dollar-topics-hide-from-leading-wildcards", "mqtt5/topics/wildcards-spare-dollar-topics"),
         tree=_DollarTopicsShown,
     ),

@@ -7,21 +7,19 @@ from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.packets import V311, PacketType, Pingresp, Publish
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.quirks.model import Quirk, answers, ignores_flags
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 _SERVERS_ONLY = frozenset((PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP))
-_ACKNOWLEDGEMENTS = frozenset((PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP))
 _QOS_0_AS_DUPLICATE = 0x38
 
 
-class _PingreqFlagsIgnored(MqttConnection):
-    __slots__ = ()
+def _is_reserved(connection: MqttConnection, header: int, _content: bytes, _now: float) -> bool:
+    return connection.phase is Phase.CONNECTED and (header >> 4 == 0 or connection.version == V311)
 
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if header >> 4 == PacketType.PINGREQ:
-            header = PacketType.PINGREQ << 4
-        super().on_packet(header, data, body, end, now)
+
+def _is_connected(connection: MqttConnection, _header: int, _content: bytes, _now: float) -> bool:
+    return connection.phase is Phase.CONNECTED
 
 
 class _PingreqBodyIgnored(MqttConnection):
@@ -29,58 +27,6 @@ class _PingreqBodyIgnored(MqttConnection):
 
     def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         super().on_packet(header, data, body, body if header >> 4 == PacketType.PINGREQ else end, now)
-
-
-class _ServerPacketsIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if self.phase is not Phase.CONNECTED or header >> 4 not in _SERVERS_ONLY:
-            super().on_packet(header, data, body, end, now)
-
-
-class _AcknowledgementFlagsIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if header >> 4 in _ACKNOWLEDGEMENTS:
-            header &= 0xF0
-        super().on_packet(header, data, body, end, now)
-
-
-class _ConnackIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if self.phase is not Phase.CONNECTED or header >> 4 != PacketType.CONNACK:
-            super().on_packet(header, data, body, end, now)
-
-
-class _ReservedTypesIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        reserved = header >> 4 == 0 or (header >> 4 == PacketType.AUTH and self.version == V311)
-        if self.phase is not Phase.CONNECTED or not reserved:
-            super().on_packet(header, data, body, end, now)
-
-
-class _ConnectHeaderFlagsIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if header >> 4 == PacketType.CONNECT:
-            header = PacketType.CONNECT << 4
-        super().on_packet(header, data, body, end, now)
-
-
-class _DisconnectFlagsIgnored(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if header >> 4 == PacketType.DISCONNECT:
-            header = PacketType.DISCONNECT << 4
-        super().on_packet(header, data, body, end, now)
 
 
 class _QosZeroDuplicateTaken(Inbound):
@@ -114,7 +60,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
         citation=_MOSQUITTO,
         fails=("mqtt311/malformed/pingreq-flags-are-reserved", "mqtt5/malformed/reserved-bits-of-pingreq-refused"),
-        connection=_PingreqFlagsIgnored,
+        connection=ignores_flags(PacketType.PINGREQ),
     ),
     Quirk(
         name="pingreq-body-ignored",
@@ -130,7 +76,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
         citation=_MOSQUITTO,
         fails=("mqtt311/malformed/packets-only-a-server-sends", "mqtt5/malformed/packets-of-the-server-refused"),
-        connection=_ServerPacketsIgnored,
+        connection=answers(_SERVERS_ONLY, _is_connected),
     ),
     Quirk(
         name="acknowledgement-flags-ignored",
@@ -141,45 +87,41 @@ QUIRKS = (
             "mqtt311/malformed/acknowledgement-flags-are-reserved",
             "mqtt5/malformed/reserved-bits-of-acknowledgements-refused",
         ),
-        connection=_AcknowledgementFlagsIgnored,
+        connection=ignores_flags(PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP),
     ),
     Quirk(
         name="connack-ignored",
         what="CONNACK from a client is ignored in place of ending the connection.",
         statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
-        citation="docs/findings/mqtt.md",
         fails=("mqtt311/malformed/packets-only-a-server-sends", "mqtt5/malformed/packets-of-the-server-refused"),
-        connection=_ConnackIgnored,
+        connection=answers((PacketType.CONNACK,), _is_connected),
     ),
     Quirk(
         name="reserved-types-ignored",
         what="Packets of the reserved types 0 and, in 3.1.1, 15 are ignored.",
         statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
-        citation="docs/findings/mqtt.md",
         fails=(
             "mqtt311/malformed/reserved-packet-types-end-the-connection",
             "mqtt5/malformed/reserved-packet-type-refused",
         ),
-        connection=_ReservedTypesIgnored,
+        connection=answers((0, PacketType.AUTH), _is_reserved),
     ),
     Quirk(
         name="connect-header-flags-ignored",
         what="CONNECT with reserved header bits set is accepted.",
         statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
-        citation="docs/findings/mqtt.md",
         fails=(
             "mqtt311/malformed/connect-flags-of-the-header-are-reserved",
             "mqtt5/malformed/reserved-bits-of-connect-refused",
         ),
-        connection=_ConnectHeaderFlagsIgnored,
+        connection=ignores_flags(PacketType.CONNECT),
     ),
     Quirk(
         name="disconnect-flags-ignored",
         what="DISCONNECT with reserved header bits set is taken for a normal one and deletes the will.",
         statements=("3.1.1 MQTT-3.14.1-1", "5.0 MQTT-3.14.1-1"),
-        citation="docs/findings/mqtt.md",
         fails=("mqtt311/malformed/disconnect-flags-are-reserved", "mqtt5/disconnect/reserved-bits-refused"),
-        connection=_DisconnectFlagsIgnored,
+        connection=ignores_flags(PacketType.DISCONNECT),
     ),
     Quirk(
         name="qos-0-dup-taken",

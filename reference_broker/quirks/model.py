@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar, cast
 
 import msgspec
@@ -13,6 +13,7 @@ from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.packets import Packet, PacketType
 
 _T = TypeVar("_T")
 
@@ -25,7 +26,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     """What the broker does, in one sentence."""
     statements: tuple[str, ...]
     """The statements it breaks, each with its version: ``5.0 MQTT-3.8.3-4``."""
-    citation: str
+    citation: str = "docs/findings/mqtt.md"
     """Where it is reported: a link, or a page below ``docs`` with its heading."""
     fails: tuple[str, ...] = ()
     """Cases of the conformance suite that fail because of it."""
@@ -47,6 +48,66 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     quirks: tuple[str, ...]
     missing: str
     """What of the broker is not imitated."""
+
+
+Content = Callable[[MqttConnection, int, bytes], bytes]
+"""Of a packet, with its header: as the client might have sent it, or as it is."""
+
+
+def reads(kinds: Collection[int], change: Content) -> type[MqttConnection]:
+    """Packets of some kinds are taken as if their content were another."""
+
+    class Reads(MqttConnection):
+        __slots__ = ()
+
+        def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+            if header >> 4 in kinds:
+                data = change(self, header, data[body:end])
+                body, end = 0, len(data)
+            super().on_packet(header, data, body, end, now)
+
+    return Reads
+
+
+def answers(
+    kinds: Collection[int], answer: Callable[[MqttConnection, int, bytes, float], bool]
+) -> type[MqttConnection]:
+    """Packets of some kinds go no further where ``answer`` takes them: it gets connection, header, content and time."""
+
+    class Answers(MqttConnection):
+        __slots__ = ()
+
+        def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+            if header >> 4 not in kinds or not answer(self, header, data[body:end], now):
+                super().on_packet(header, data, body, end, now)
+
+    return Answers
+
+
+def ignores_flags(*kinds: PacketType, flags: int = 0) -> type[MqttConnection]:
+    """Packets of some kinds are taken as if their headers had the right flags."""
+
+    class IgnoresFlags(MqttConnection):
+        __slots__ = ()
+
+        def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+            if header >> 4 in kinds:
+                header = header & 0xF0 | flags
+            super().on_packet(header, data, body, end, now)
+
+    return IgnoresFlags
+
+
+def takes_as(change: Callable[[Packet], Packet]) -> type[MqttConnection]:
+    """Packets are served as if they were others."""
+
+    class TakesAs(MqttConnection):
+        __slots__ = ()
+
+        def handle(self, packet: Packet, now: float) -> None:
+            super().handle(change(packet), now)
+
+    return TakesAs
 
 
 class NodeClasses(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_acknowledgement
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
-from assay.reference_broker.mqtt.wire.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.mqtt.wire.packets import V5, Acknowledgement, PacketType, Publish, SubscriptionRequest
+from assay.reference_broker.quirks.model import Quirk, takes_as
+from assay.reference_broker.quirks.subscribing import with_requests
 from assay.reference_broker.routing.message import Message
 
 
@@ -97,14 +98,8 @@ class _QosTwoTakenAsOne(Inbound):
         return end
 
 
-class _QosOneAtMost(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        if isinstance(packet, Subscribe):
-            requests = (msgspec.structs.replace(each, qos=min(each.qos, 1)) for each in packet.requests)
-            packet = msgspec.structs.replace(packet, requests=tuple(requests))
-        super().handle(packet, now)
+def _at_most_at_1(request: SubscriptionRequest) -> SubscriptionRequest:
+    return msgspec.structs.replace(request, qos=min(request.qos, 1))
 
 
 def _acknowledge_unseen(inbound: Inbound, packet: Publish, connection: MqttConnection) -> None:
@@ -162,7 +157,6 @@ QUIRKS = (
         name="wildcard-topic-taken",
         what="A PUBLISH to a topic with a wildcard is taken, and reaches nobody.",
         statements=("3.1.1 MQTT-3.3.2-2", "5.0 MQTT-3.3.2-2"),
-        citation="docs/findings/mqtt.md",
         fails=("mqtt311/publish/topic-name-has-no-wildcards", "mqtt5/publish/topic-with-wildcard-refused"),
         inbound=_WildcardTopicTaken,
     ),
@@ -170,9 +164,8 @@ QUIRKS = (
         name="qos-2-taken-as-1",
         what="A QoS 2 PUBLISH is answered by PUBACK and passed on at QoS 1, without being announced.",
         statements=("3.1.1 MQTT-4.3.3-2", "5.0 MQTT-4.3.3-8"),
-        citation="docs/findings/mqtt.md",
         fails=("mqtt311/publish/qos-2-is-not-acknowledged-like-qos-1", "mqtt5/qos/qos2-publish-runs-to-pubcomp"),
-        connection=_QosOneAtMost,
+        connection=takes_as(lambda packet: with_requests(packet, _at_most_at_1)),
         inbound=_QosTwoTakenAsOne,
     ),
 )

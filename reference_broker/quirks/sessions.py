@@ -22,7 +22,6 @@ from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.trace.schema import Tracer
 
-_FINDINGS = "docs/findings/mqtt.md"
 _MOST_REMEMBERED = 10_000
 
 
@@ -140,7 +139,6 @@ QUIRKS = (
         name="session-needs-subscriptions",
         what="A session without subscriptions ends with its connection.",
         statements=("3.1.1 MQTT-3.1.2-4", "5.0 MQTT-3.1.2-23"),
-        citation=_FINDINGS,
         fails=("mqtt311/session/kept-without-subscriptions",),
         state=_NeedsSubscriptions,
     ),
@@ -148,7 +146,6 @@ QUIRKS = (
         name="session-needs-qos-1",
         what="A session whose subscriptions are all at QoS 0, or that has none, ends with its connection.",
         statements=("3.1.1 MQTT-3.1.2-4", "5.0 MQTT-3.1.2-23"),
-        citation=_FINDINGS,
         fails=("mqtt311/session/kept-without-subscriptions", "mqtt311/session/keeps-subscriptions-at-qos-0"),
         state=_NeedsQosOne,
     ),
@@ -156,7 +153,6 @@ QUIRKS = (
         name="identifiers-outlive-session",
         what="QoS 2 identifiers that were not released stay taken in the client's next session, even a clean one.",
         statements=("3.1.1 MQTT-3.1.2-6", "5.0 MQTT-3.1.2-4"),
-        citation=_FINDINGS,
         fails=("mqtt311/resume/qos2-publish-without-pubrec", "mqtt311/resume/qos2-publish-with-pubrec-read"),
         state=_IdentifiersOutliveSession,
     ),
@@ -164,7 +160,6 @@ QUIRKS = (
         name="clean-session-kept",
         what="A clean session is neither new nor ends with its connection.",
         statements=("3.1.1 MQTT-3.1.2-6", "5.0 MQTT-3.1.2-4"),
-        citation=_FINDINGS,
         fails=(
             "mqtt311/session/clean-session-discards-the-old-one",
             "mqtt311/session/clean-session-ends-with-its-connection",
@@ -176,7 +171,6 @@ QUIRKS = (
         name="resent-without-dup",
         what="What is sent again when a session resumes does not have the DUP flag.",
         statements=("3.1.1 MQTT-3.3.1-1", "5.0 MQTT-3.3.1-1"),
-        citation=_FINDINGS,
         fails=(
             "mqtt311/session/unacknowledged-qos-1-is-sent-again",
             "mqtt311/session/unreceived-qos-2-is-sent-again",
@@ -189,7 +183,6 @@ QUIRKS = (
         name="in-flight-lost",
         what="What was sent and not acknowledged is not sent again when the session resumes.",
         statements=("3.1.1 MQTT-4.4.0-1", "5.0 MQTT-4.4.0-1"),
-        citation=_FINDINGS,
         fails=(
             "mqtt311/session/unacknowledged-qos-1-is-sent-again",
             "mqtt311/session/unreceived-qos-2-is-sent-again",
@@ -204,7 +197,6 @@ QUIRKS = (
         name="dup-passed-on",
         what="The DUP flag of a publisher's PUBLISH is passed on to subscribers.",
         statements=("3.1.1 MQTT-3.3.1-3", "5.0 MQTT-3.3.1-3"),
-        citation=_FINDINGS,
         fails=("mqtt311/publish/dup-is-not-passed-on", "mqtt5/publish/dup-is-not-passed-on"),
         state=_PassesDuplicates,
         inbound=_NotesDuplicate,
@@ -214,7 +206,6 @@ QUIRKS = (
         name="dup-passed-on-at-qos-0",
         what="The DUP flag of a publisher's PUBLISH is passed on even to subscribers at QoS 0.",
         statements=("3.1.1 MQTT-3.3.1-2", "3.1.1 MQTT-3.3.1-3", "5.0 MQTT-3.3.1-2", "5.0 MQTT-3.3.1-3"),
-        citation=_FINDINGS,
         fails=("mqtt311/publish/dup-is-not-passed-on", "mqtt311/resume/qos1-publish-without-puback"),
         state=_PassesDuplicates,
         inbound=_NotesDuplicate,
@@ -224,7 +215,6 @@ QUIRKS = (
         name="delivered-at-granted-qos",
         what="Messages, but not wills, come at the QoS that was granted, even if they were published at a lower one.",
         statements=("3.1.1 MQTT-3.8.4-6", "5.0 MQTT-3.8.4-8"),
-        citation=_FINDINGS,
         fails=("mqtt311/publish/delivered-at-the-lower-qos", "mqtt5/qos/delivered-at-the-lower-qos"),
         state=_AtGrantedQos,
         inbound=_OneByOne,

@@ -19,31 +19,25 @@ from assay.reference_broker.mqtt.wire.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.quirks.model import Quirk, takes_as
 from assay.reference_broker.routing.topics import SHARE_PREFIX, TopicError, has_wildcard, matches, validate_filter
 
 NOBODYS = "\ue000"
 """A private character in place of what may not stand in a filter: clients have no reason to use it themselves."""
 
 
-def _changed(packet: Subscribe, change: Callable[[SubscriptionRequest], SubscriptionRequest]) -> Subscribe:
+def with_requests(packet: Packet, change: Callable[[SubscriptionRequest], SubscriptionRequest]) -> Packet:
+    """SUBSCRIBE that asks for something else; anything else as it is."""
+    if not isinstance(packet, Subscribe):
+        return packet
     return msgspec.structs.replace(packet, requests=tuple(map(change, packet.requests)))
 
 
 def with_filters(packet: Packet, change: Callable[[str], str]) -> Packet:
     """SUBSCRIBE or UNSUBSCRIBE with other filters; anything else as it is."""
-    if isinstance(packet, Subscribe):
-        return _changed(packet, lambda each: msgspec.structs.replace(each, topic_filter=change(each.topic_filter)))
     if isinstance(packet, Unsubscribe):
         return msgspec.structs.replace(packet, topic_filters=tuple(map(change, packet.topic_filters)))
-    return packet
-
-
-class _MalformedShareGranted(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        super().handle(with_filters(packet, _share_made_whole), now)
+    return with_requests(packet, lambda each: msgspec.structs.replace(each, topic_filter=change(each.topic_filter)))
 
 
 def _share_made_whole(topic_filter: str) -> str:
@@ -54,23 +48,9 @@ def _share_made_whole(topic_filter: str) -> str:
     return f"{SHARE_PREFIX}{name or NOBODYS}/{rest or NOBODYS}"
 
 
-class _SharedNoLocalGranted(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        super().handle(_changed(packet, _without_no_local) if isinstance(packet, Subscribe) else packet, now)
-
-
 def _without_no_local(request: SubscriptionRequest) -> SubscriptionRequest:
     shared = request.topic_filter.startswith(SHARE_PREFIX)
     return msgspec.structs.replace(request, no_local=request.no_local and not shared)
-
-
-class _MisplacedWildcardsGranted(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        super().handle(with_filters(packet, _wildcards_made_plain), now)
 
 
 def _wildcards_made_plain(topic_filter: str) -> str:
@@ -157,13 +137,6 @@ class _SharedOutlivesUnsubscribe(MqttBroker):
         return super().unsubscribe(session, topic_filter, now)
 
 
-class _RetainedOnlyOnce(MqttConnection):
-    __slots__ = ()
-
-    def handle(self, packet: Packet, now: float) -> None:
-        super().handle(_changed(packet, _only_when_new) if isinstance(packet, Subscribe) else packet, now)
-
-
 def _only_when_new(request: SubscriptionRequest) -> SubscriptionRequest:
     return msgspec.structs.replace(request, retain_handling=max(1, request.retain_handling))
 
@@ -205,7 +178,7 @@ QUIRKS = (
         statements=("5.0 MQTT-4.8.2-1", "5.0 MQTT-4.8.2-2"),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3706",
         fails=("mqtt5/shared/malformed-share-names-not-granted",),
-        connection=_MalformedShareGranted,
+        connection=takes_as(lambda packet: with_filters(packet, _share_made_whole)),
     ),
     Quirk(
         name="shared-no-local-granted",
@@ -213,7 +186,7 @@ QUIRKS = (
         statements=("5.0 MQTT-3.8.3-4",),
         citation="docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12",
         fails=("mqtt5/shared/no-local-is-a-protocol-error",),
-        connection=_SharedNoLocalGranted,
+        connection=takes_as(lambda packet: with_requests(packet, _without_no_local)),
     ),
     Quirk(
         name="misplaced-wildcards-granted",
@@ -221,7 +194,7 @@ QUIRKS = (
         statements=("3.1.1 MQTT-4.7.1-3", "5.0 MQTT-4.7.1-2"),
         citation="https://github.com/vernemq/vernemq/issues/11",
         fails=("mqtt311/subscribe/wildcards-stand-alone", "mqtt5/subscribe/misplaced-wildcards-not-granted"),
-        connection=_MisplacedWildcardsGranted,
+        connection=takes_as(lambda packet: with_filters(packet, _wildcards_made_plain)),
     ),
     Quirk(
         name="qos-3-granted",
@@ -243,7 +216,6 @@ QUIRKS = (
         name="overlap-takes-hash-first",
         what="In 3.1.1 a message that matches several filters comes at the QoS of the first: #, then exact, then +.",
         statements=("3.1.1 MQTT-3.3.5-1",),
-        citation="docs/findings/mqtt.md",
         fails=("mqtt311/subscribe/overlapping-filters-keep-the-highest-qos",),
         tree=_OverlapTakesHashFirst,
     ),
@@ -264,7 +236,7 @@ QUIRKS = (
             "mqtt311/subscribe/same-filter-again-sends-retained-again",
             "mqtt5/retained/handling-0-sends-at-every-subscribe",
         ),
-        connection=_RetainedOnlyOnce,
+        connection=takes_as(lambda packet: with_requests(packet, _only_when_new)),
     ),
     Quirk(
         name="retained-without-identifier",

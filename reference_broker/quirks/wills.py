@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
@@ -9,16 +11,20 @@ from assay.reference_broker.mqtt.sessions.session import Session, SessionConnect
 from assay.reference_broker.mqtt.wire.codec import check_reason
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.wire.packets import V5, Connect, Packet, PacketType
-from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.quirks.model import Quirk, reads
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 _KEEPS_THE_WILL = (Reason.SUCCESS, Reason.DISCONNECT_WITH_WILL)
 
 
-def _disconnect_reason(connection: MqttConnection, header: int, data: bytes, body: int, end: int) -> int:
-    """The code of a DISCONNECT in 5.0; 0 for anything else."""
-    is_disconnect = header >> 4 == PacketType.DISCONNECT and end > body
-    return data[body] if is_disconnect and connection.version == V5 and connection.phase is Phase.CONNECTED else 0
+def _normal_disconnect(applies: Callable[[int], bool]) -> type[MqttConnection]:
+    """DISCONNECT in 5.0 with some of the codes is taken for a normal one."""
+
+    def changed(connection: MqttConnection, _header: int, content: bytes) -> bytes:
+        is_5 = connection.version == V5 and connection.phase is Phase.CONNECTED
+        return bytes((Reason.SUCCESS,)) + content[1:] if is_5 and content and applies(content[0]) else content
+
+    return reads((PacketType.DISCONNECT,), changed)
 
 
 def _is_defined(reason: int) -> bool:
@@ -27,27 +33,6 @@ def _is_defined(reason: int) -> bool:
     except ProtocolError:
         return False
     return True
-
-
-class _ErrorDeletesWill(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        reason = _disconnect_reason(self, header, data, body, end)
-        if reason not in _KEEPS_THE_WILL and _is_defined(reason):
-            data = bytes((Reason.SUCCESS,)) + data[body + 1 : end]
-            body, end = 0, len(data)
-        super().on_packet(header, data, body, end, now)
-
-
-class _UndefinedCodeIsNormal(MqttConnection):
-    __slots__ = ()
-
-    def on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
-        if not _is_defined(_disconnect_reason(self, header, data, body, end)):
-            data = bytes((Reason.SUCCESS,)) + data[body + 1 : end]
-            body, end = 0, len(data)
-        super().on_packet(header, data, body, end, now)
 
 
 class _SecondConnectLosesWill(MqttConnection):
@@ -97,7 +82,7 @@ QUIRKS = (
         statements=("5.0 MQTT-3.1.2-8", "5.0 MQTT-3.1.2-10"),
         citation=_MOSQUITTO,
         fails=("mqtt5/will/published-after-disconnect-with-error",),
-        connection=_ErrorDeletesWill,
+        connection=_normal_disconnect(lambda reason: reason not in _KEEPS_THE_WILL and _is_defined(reason)),
     ),
     Quirk(
         name="undefined-disconnect-code-is-normal",
@@ -105,7 +90,7 @@ QUIRKS = (
         statements=("5.0 MQTT-3.14.2-1", "5.0 MQTT-3.1.2-8"),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3743",
         fails=("mqtt5/will/published-after-undefined-disconnect-code",),
-        connection=_UndefinedCodeIsNormal,
+        connection=_normal_disconnect(lambda reason: not _is_defined(reason)),
     ),
     Quirk(
         name="second-connect-loses-will",
