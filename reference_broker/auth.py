@@ -82,8 +82,7 @@ class _Stored:
             message = f"auth.users: the password_hash of {username!r} is not of the form `assay hash-password` prints"
             raise ConfigError(message) from error
         if name != "scrypt" or not 2 <= self.cost <= 2**20 or not 1 <= self.block <= 32 or len(self.digest) < 16:
-            message = f"auth.users: the password_hash of {username!r} has parameters out of range"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.users: the password_hash of {username!r} has parameters out of range")
 
     def matches(self, password: bytes) -> bool:
         digest = hashlib.scrypt(
@@ -305,14 +304,11 @@ def _tokens(config: AuthConfig) -> dict[str, TokenConfig]:
     found: dict[str, TokenConfig] = {}
     for token in config.tokens:
         if not _TOKEN_HASH.fullmatch(token.hash):
-            message = f"auth.tokens: the hash of {token.name!r} is not of the form `assay token` prints"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.tokens: the hash of {token.name!r} is not of the form `assay token` prints")
         if token.user not in users:
-            message = f"auth.tokens: {token.name!r} is of {token.user!r}, who is not among the users"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.tokens: {token.name!r} is of {token.user!r}, who is not among the users")
         if token.hash in found:
-            message = f"auth.tokens: {token.name!r} and {found[token.hash].name!r} are the same token"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.tokens: {token.name!r} and {found[token.hash].name!r} are the same token")
         found[token.hash] = token
     return found
 
@@ -321,11 +317,9 @@ def _check_users(users: tuple[UserConfig, ...]) -> None:
     seen: set[str] = set()
     for user in users:
         if not user.password_hash and not user.scram_sha_256:
-            message = f"auth.users: {user.username!r} needs a password_hash or scram_sha_256 to log in with"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.users: {user.username!r} needs a password_hash or scram_sha_256 to log in with")
         if user.username in seen:
-            message = f"auth.users: {user.username!r} is there twice (perhaps once in auth.password_file)"
-            raise ConfigError(message)
+            raise ConfigError(f"auth.users: {user.username!r} is there twice (perhaps once in auth.password_file)")
         seen.add(user.username)
 
 
@@ -336,10 +330,8 @@ def _scram_users(users: tuple[UserConfig, ...]) -> ScramUsers | None:
             try:
                 credentials[user.username] = auth_scram.parse_credentials(user.scram_sha_256)
             except ScramError as error:
-                message = f"auth.users: the scram_sha_256 of {user.username!r} {error}"
-                raise ConfigError(message) from error
+                raise ConfigError(f"auth.users: the scram_sha_256 of {user.username!r} {error}") from error
     try:
         return ScramUsers(credentials) if credentials else None
     except ScramError as error:
-        message = f"auth.users: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"auth.users: {error}") from error

@@ -62,8 +62,7 @@ def parse_credentials(text: str) -> ScramCredentials:
     except ValueError as error:
         raise ScramError("is not of the form `assay hash-password --scram` prints") from error
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
-        message = f"has {iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are allowed"
-        raise ScramError(message)
+        raise ScramError(f"has {iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are allowed")
     if not 0 < len(salt) <= _MAX_SALT_BYTES or len(stored_key) != KEY_BYTES or len(server_key) != KEY_BYTES:
         raise ScramError("has a salt or keys of the wrong length")
     return ScramCredentials(iterations=iterations, salt=salt, stored_key=stored_key, server_key=server_key)
@@ -112,8 +111,7 @@ class ScramUsers:
         for name, credentials in users.items():
             prepared = saslprep(name)
             if prepared in self._users:
-                message = f"two users are both {prepared!r} after the preparation of names"
-                raise ScramError(message)
+                raise ScramError(f"two users are both {prepared!r} after the preparation of names")
             self._users[prepared] = credentials
             self._names[prepared] = name
         secrets = b"".join(self._users[name].server_key for name in sorted(self._users))

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet, finalize, ref
 
@@ -83,8 +82,7 @@ class Broker:
     def start(self) -> Self:
         """Start in a thread; returns when ready. Raises what :meth:`RunningBroker.start` raises."""
         if self._thread is not None or self._running is not None:
-            message = "this broker runs already"
-            raise RuntimeError(message)
+            raise RuntimeError("this broker runs already")
         self._forked_from = 0
         ready: Future[None] = Future()
         self._life = life = _Life(self)
@@ -126,9 +124,7 @@ class Broker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
@@ -138,9 +134,7 @@ class Broker:
         self._running = running
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.queues_async.close()
         running, self._running = self._running, None
         if running is not None:
@@ -152,14 +146,12 @@ class Broker:
     def _get(self) -> RunningBroker:
         running = self._running
         if running is None and self._forked_from:
-            message = (
+            raise BrokerClosedError(
                 f"the broker runs in process {self._forked_from}, which this one was forked from: connect to it as a "
                 "client, or start one of your own"
             )
-            raise BrokerClosedError(message)
         if running is None:
-            message = "the broker is not running: use it as a context manager, or call start()"
-            raise BrokerClosedError(message)
+            raise BrokerClosedError("the broker is not running: use it as a context manager, or call start()")
         return running
 
     @property
@@ -257,8 +249,7 @@ class Broker:
         """:meth:`send_away` for code in the broker's event loop."""
         where = reference or self.config.server_reference
         if where is None:
-            message = "where to? Configure server_reference, or give a reference"
-            raise ValueError(message)
+            raise ValueError("where to? Configure server_reference, or give a reference")
         driver = self._get().driver
         count = driver.node.send_away(client_ids, where, driver.clock.now())
         driver.schedule_turn()
@@ -309,8 +300,7 @@ class Broker:
         self._get()
         loop = self._loop
         if loop is None:
-            message = "the broker stopped"
-            raise BrokerClosedError(message)
+            raise BrokerClosedError("the broker stopped")
         return loop
 
     def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:

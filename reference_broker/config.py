@@ -347,8 +347,7 @@ def _convert(data: Any, kind: type[_T], where: str) -> _T:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        message = f"{where}: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
@@ -356,8 +355,7 @@ def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        message = f"{where}: the top level must be a mapping of sections"
-        raise ConfigError(message)
+        raise ConfigError(f"{where}: the top level must be a mapping of sections")
     queues = data.get("queues")
     if isinstance(queues, dict) and queues.get("admin_topics") is False:
         # YAML 1.1 reads a plain `off` as false.
@@ -384,11 +382,10 @@ def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
 def _refuse_durable_without_folder(entries: list[Any], where: str) -> None:
     for index, entry in enumerate(entries):
         if isinstance(entry, dict) and entry.get("durability", Durability.MEMORY) != Durability.MEMORY:
-            message = (
+            raise ConfigError(
                 f"{where}: queues.configured[{index}].durability is {entry['durability']!r}, but data_dir is empty: "
                 "set data_dir, or leave durability out to keep the queue in memory"
             )
-            raise ConfigError(message)
 
 
 def check_config(config: BrokerConfig, where: str = "configuration") -> None:
@@ -422,8 +419,7 @@ def check_config(config: BrokerConfig, where: str = "configuration") -> None:
     for index, listener in enumerate(config.listeners):
         problems += [f"listeners[{index}].{problem}" for problem in listener_problems(listener)]
     if problems:
-        message = f"{where}: " + "; ".join(problems)
-        raise ConfigError(message)
+        raise ConfigError(f"{where}: " + "; ".join(problems))
 
 
 def _testing_problems(config: BrokerConfig) -> list[str]:
@@ -454,9 +450,7 @@ def load_config(path: Path) -> BrokerConfig:
     try:
         data = read_yaml(path)
     except OSError as error:
-        message = f"cannot read the configuration {path}: {error.strerror}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except YamlError as error:
-        message = f"{path} is not YAML: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{path} is not YAML: {error}") from error
     return parse_config(data, where=str(path))

@@ -62,11 +62,9 @@ def _read_users(path: Path) -> tuple[UserConfig, ...]:
         username, colon, stored = line.strip().rpartition(":")
         field = "password_hash" if stored.startswith("scrypt$") else "scram_sha_256"
         if not colon or not username or not stored:
-            message = f"{path}, line {number}: write <user>:<what `assay hash-password` prints>"
-            raise ConfigError(message)
+            raise ConfigError(f"{path}, line {number}: write <user>:<what `assay hash-password` prints>")
         if field in found.setdefault(username, {}):
-            message = f"{path}, line {number}: a second entry of the same kind for {username!r}; delete one"
-            raise ConfigError(message)
+            raise ConfigError(f"{path}, line {number}: a second entry of the same kind for {username!r}; delete one")
         found[username][field] = stored
     return tuple(UserConfig(username=username, **fields) for username, fields in found.items())
 
@@ -75,11 +73,9 @@ def _read_text(path: Path, what: str) -> str:
     try:
         return read_utf8(path)
     except OSError as error:
-        message = f"cannot read {what} {path}: {error.strerror}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
     except YamlError as error:
-        message = f"{what} {path}: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{what} {path}: {error}") from error
 
 
 def _read_rules(path: Path) -> tuple[AclRuleConfig, ...]:
@@ -88,8 +84,7 @@ def _read_rules(path: Path) -> tuple[AclRuleConfig, ...]:
             msgspec.convert(parse_yaml(_read_text(path, "the access rules")), tuple[AclRuleConfig, ...] | None) or ()
         )
     except (YamlError, msgspec.ValidationError) as error:
-        message = f"{path} is not a list of access rules: {error}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{path} is not a list of access rules: {error}") from error
     if problems := rule_problems(rules, str(path)):
         raise ConfigError("; ".join(problems))
     return rules

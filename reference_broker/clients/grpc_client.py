@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
@@ -64,9 +63,7 @@ class GrpcQueues:
         make = getattr(self._channel, "_".join(sides))
         return make(f"/{_SERVICE}/{kind.name}", asked.SerializeToString, answer.FromString)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def _ask(self, method: str, request: Any) -> Any:

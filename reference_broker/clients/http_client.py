@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import Generator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -61,8 +60,7 @@ class HttpQueues:
         """
         parts = urlsplit(target if "://" in target else f"http://{target}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            message = f"{target!r} is no address like http://127.0.0.1:8080"
-            raise ValueError(message)
+            raise ValueError(f"{target!r} is no address like http://127.0.0.1:8080")
         self._base = parts.path.rstrip("/")
         self.target = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._base}"
         self._timeout_s = timeout_s
@@ -87,9 +85,7 @@ class HttpQueues:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -140,8 +136,7 @@ class HttpQueues:
                 found = self._read(answer, until)
         except TimeoutError:
             self.close()
-            message = f"the broker at {self.target} does not answer in time"
-            raise UnreachableError(message) from None
+            raise UnreachableError(f"the broker at {self.target} does not answer in time") from None
         except (OSError, HTTPException) as error:
             self.close()
             raise _LostError(self._said(error)) from error

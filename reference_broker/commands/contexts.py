@@ -55,8 +55,7 @@ class Contexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """Raises :class:`UsageError`."""
         if name not in self.contexts:
             there = ", ".join(self.contexts) or "none yet: assay context set makes one"
-            message = f"there is no context {name!r}; there are: {there}"
-            raise UsageError(message)
+            raise UsageError(f"there is no context {name!r}; there are: {there}")
         return self.contexts[name]
 
 
@@ -76,8 +75,7 @@ def load() -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read: {' '.join(str(error).split())}"
-        raise UsageError(message) from error
+        raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if stat.S_IMODE(mode) & 0o077 and any(each.has_secrets for each in found.contexts.values()):
         say(f"warning: others may read the secrets in {path}: chmod 600 {path}")
     return found
@@ -133,5 +131,4 @@ def connect(context: Context, timeout_s: float) -> HttpQueues:
             timeout_s=timeout_s,
         )
     except UnicodeDecodeError as error:
-        message = f"{context.ca} holds no certificates in PEM"
-        raise UsageError(message) from error
+        raise UsageError(f"{context.ca} holds no certificates in PEM") from error

@@ -43,8 +43,7 @@ class Lines:
         while portion := self._stream.read1(_PORTION):
             *lines, rest = (rest + portion).split(b"\n")
             if len(lines[0] if lines else rest) > MAX_LINE_BYTES:
-                message = f"line {count + 1} has more than {MAX_LINE_BYTES} bytes"
-                raise UsageError(message)
+                raise UsageError(f"line {count + 1} has more than {MAX_LINE_BYTES} bytes")
             count += len(lines)
             if lines:
                 yield lines
@@ -71,8 +70,7 @@ def _sources(values: Values) -> Iterator[tuple[list[bytes], bool]]:
         if values["whole"]:
             content = sys.stdin.buffer.read(MAX_LINE_BYTES + 1) if name == "-" else _whole(Path(name))
             if len(content) > MAX_LINE_BYTES:
-                message = f"{name} has more than {MAX_LINE_BYTES} bytes"
-                raise UsageError(message)
+                raise UsageError(f"{name} has more than {MAX_LINE_BYTES} bytes")
             yield [content], True
         elif name == "-":
             lines = Lines(cast(BufferedIOBase, sys.stdin.buffer))
@@ -92,8 +90,7 @@ def _whole(file: Path) -> bytes:
 def _headers(pairs: Sequence[str]) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        message = f"{wrong[0]!r} is no header like source=web"
-        raise UsageError(message)
+        raise UsageError(f"{wrong[0]!r} is no header like source=web")
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
@@ -107,12 +104,10 @@ def _message(content: bytes, common: dict[str, Any], *, is_json: bool) -> bytes:
         try:
             found = msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            message = f"{content[:80]!r} is no message as JSON: {error}"
-            raise UsageError(message) from error
+            raise UsageError(f"{content[:80]!r} is no message as JSON: {error}") from error
         headers = found.get("headers") or {}
         if not isinstance(headers, dict):
-            message = f"{content[:80]!r}: headers are names and values"
-            raise UsageError(message)
+            raise UsageError(f"{content[:80]!r}: headers are names and values")
         headers = common.get("headers", {}) | headers
         return msgspec.json.encode(
             {**common, **{name: value for name, value in found.items() if name in _READ_BACK}, "headers": headers}

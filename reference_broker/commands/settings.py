@@ -20,8 +20,7 @@ def settings_of(pairs: Iterable[str], unset: Iterable[str] = (), file: str | Non
     for pair in pairs:
         name, mark, text = pair.partition("=")
         if not mark or not name:
-            message = f"{pair!r} is no setting like retry.max_retries=3"
-            raise UsageError(message)
+            raise UsageError(f"{pair!r} is no setting like retry.max_retries=3")
         _put(found, name, _value(text, pair))
     for name in unset:
         _put(found, name, None)
@@ -32,8 +31,7 @@ def _value(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        message = f"{where}: {' '.join(str(error).split())}"
-        raise UsageError(message) from error
+        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def _put(settings: Any, name: str, value: Any) -> None:
@@ -41,14 +39,12 @@ def _put(settings: Any, name: str, value: Any) -> None:
     for part in outer:
         settings = settings.setdefault(part, {})
         if not isinstance(settings, dict):
-            message = f"{name}: {part} has no members"
-            raise UsageError(message)
+            raise UsageError(f"{name}: {part} has no members")
     settings[last] = value
 
 
 def _read(path: Path) -> dict[str, Any]:
     found = _value(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(found, dict):
-        message = f"{path} holds no settings by name"
-        raise UsageError(message)
+        raise UsageError(f"{path} holds no settings by name")
     return found

@@ -169,8 +169,7 @@ def _check_meant(verb: Verb, values: Values) -> None:
         return
     question = shown_text(verb.asks.format_map(values))
     if not sys.stdin.isatty():
-        message = f"{question} Say so by --yes"
-        raise UsageError(message)
+        raise UsageError(f"{question} Say so by --yes")
     typer.confirm(question, abort=True, err=True)
 
 

@@ -83,8 +83,7 @@ class AsyncQueues(EngineTurns):
         taken. A callback's delivery is acknowledged when it returns and given back when it raises, unless it settled.
         """
         if not 1 <= buffer_size <= MAX_BUFFER:
-            message = f"buffer_size must be 1 to {MAX_BUFFER}, not {buffer_size}"
-            raise ValueError(message)
+            raise ValueError(f"buffer_size must be 1 to {MAX_BUFFER}, not {buffer_size}")
         self._count += 1
         consumer_id = consumer_id or f"{PUBLISHER}-{self._count}"
         group = group or default_group(consumer_id)

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from assay.reference_broker.config import QueueConfig
@@ -47,22 +46,19 @@ class LoopCaller:
             pass
         else:
             if here is loop:
-                message = "this would block the broker's own event loop: use queues_async there"
-                raise RuntimeError(message)
+                raise RuntimeError("this would block the broker's own event loop: use queues_async there")
         made = make()
         try:
             future = asyncio.run_coroutine_threadsafe(made, loop)
         except RuntimeError as error:
             made.close()
-            message = "the broker stopped"
-            raise BrokerClosedError(message) from error
+            raise BrokerClosedError("the broker stopped") from error
         with self._lock:
             self._running.add(future)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError as error:
-            message = "the broker stopped"
-            raise BrokerClosedError(message) from error
+            raise BrokerClosedError("the broker stopped") from error
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise
@@ -295,9 +291,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -335,7 +329,5 @@ class BlockingTransaction:
         self._caller.call(self._inner.begin, DEFAULT_TIMEOUT_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._caller.call(lambda: self._inner.end(failed=kind is not None), DEFAULT_TIMEOUT_S)

@@ -55,11 +55,9 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     def to_message(self, topic: str, now: float) -> Message:
         """As the engine takes it. Raises :class:`ValueError` for options that contradict each other."""
         if (self.ack is AckPolicy.TIMEOUT) != (self.ack_timeout_s is not None):
-            problem = "ack_timeout_s belongs to AckPolicy.TIMEOUT, which needs it"
-            raise ValueError(problem)
+            raise ValueError("ack_timeout_s belongs to AckPolicy.TIMEOUT, which needs it")
         if self.deliver_at is not None and self.deliver_at.tzinfo is None:
-            problem = "deliver_at needs a time zone: datetime.now(UTC) + timedelta(...)"
-            raise ValueError(problem)
+            raise ValueError("deliver_at needs a time zone: datetime.now(UTC) + timedelta(...)")
         options: list[tuple[str, str]] = []
         if self.key is not None:
             options.append((PARTITION_KEY, self.key))
@@ -140,8 +138,7 @@ def topic_of(queue: str) -> str:
 def _duration(seconds: float) -> str:
     """As options state it, whole milliseconds."""
     if seconds < 0:
-        problem = f"a duration cannot be negative: {seconds:g} s"
-        raise ValueError(problem)
+        raise ValueError(f"a duration cannot be negative: {seconds:g} s")
     return f"{round(seconds * 1000)}ms"
 
 

@@ -145,8 +145,7 @@ class AsyncReceived(ReceivedMessage):
         """
         topic = self.response_topic
         if topic is None:
-            problem = f"{self.message_id} has no response topic"
-            raise ValueError(problem)
+            raise ValueError(f"{self.message_id} has no response topic")
         new = msgspec.structs.replace(new_message(message, {}), correlation_data=self.correlation_data)
         if is_queue_topic(topic):
             await self._turns.publish(topic, new)

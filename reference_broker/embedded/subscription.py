@@ -7,7 +7,6 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from assay.reference_broker.embedded.errors import BrokerClosedError, named
@@ -150,9 +149,7 @@ class AsyncSubscription:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.cancel()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
@@ -61,8 +60,7 @@ class AsyncTransaction:
     def key(self) -> TransactionKey:
         """What names the transaction while it is open."""
         if self._key is None:
-            message = "the transaction is not open: use it as a context manager"
-            raise RuntimeError(message)
+            raise RuntimeError("the transaction is not open: use it as a context manager")
         return self._key
 
     async def begin(self) -> Self:
@@ -114,9 +112,7 @@ class AsyncTransaction:
     async def __aenter__(self) -> Self:
         return await self.begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         await self.end(failed=kind is not None)
 
     async def end(self, *, failed: bool) -> None:

@@ -178,8 +178,7 @@ def _rebuilt(kind: Kind, content: Any, depth: int) -> Typed:
     if not isinstance(content, list):
         return Typed(kind, content)
     if depth > MAX_DEPTH or not all(isinstance(each, list) and len(each) == 2 for each in content):
-        message = f"the parts of a {kind.value} are pairs of kind and value, in {MAX_DEPTH} tables at most"
-        raise ValueError(message)
+        raise ValueError(f"the parts of a {kind.value} are pairs of kind and value, in {MAX_DEPTH} tables at most")
     return Typed(kind, tuple([_rebuilt(Kind(name), part, depth + 1) for name, part in content]))
 
 
@@ -187,11 +186,9 @@ def check_value(value: Typed, depth: int = 0) -> None:
     """Whether a value is one of its kind. Raises :class:`ValueError`."""
     kind, content = value.kind, value.value
     if depth > MAX_DEPTH:
-        message = f"more than {MAX_DEPTH} tables in tables"
-        raise ValueError(message)
+        raise ValueError(f"more than {MAX_DEPTH} tables in tables")
     if not _fits(kind, content):
-        message = f"{str(content)[:40]!r} is no {kind.value}"
-        raise ValueError(message)
+        raise ValueError(f"{str(content)[:40]!r} is no {kind.value}")
     if isinstance(content, tuple):
         for each in content:
             check_value(each, depth + 1)

@@ -27,8 +27,7 @@ def validate_topic(topic: str, *, max_levels: int = 128) -> None:
     if "+" in topic or "#" in topic:
         raise TopicError("a topic name must not contain wildcard characters", "MQTT-3.3.2-2")
     if topic.count("/") >= max_levels:
-        message = f"a topic name may have at most {max_levels} levels here"
-        raise TooManyLevelsError(message, "MQTT-4.7.3-3")
+        raise TooManyLevelsError(f"a topic name may have at most {max_levels} levels here", "MQTT-4.7.3-3")
 
 
 def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
@@ -42,8 +41,7 @@ def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
         if "+" in level and level != "+":
             raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2", "MQTT-4.7.1-3")
     if len(levels) > max_levels:
-        message = f"a topic filter may have at most {max_levels} levels here"
-        raise TooManyLevelsError(message, "MQTT-4.7.3-3")
+        raise TooManyLevelsError(f"a topic filter may have at most {max_levels} levels here", "MQTT-4.7.3-3")
 
 
 def has_wildcard(topic_filter: str) -> bool:

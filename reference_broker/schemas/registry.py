@@ -191,8 +191,7 @@ class Registry:
                 del self._uses[before.id]
         if version is not None:
             if version.id not in self._schemas:
-                message = f"there is no schema {version.id}"
-                raise ValueError(message)
+                raise ValueError(f"there is no schema {version.id}")
             versions[number] = version
             self._uses.setdefault(version.id, set()).add((subject, number))
         if not versions:
@@ -330,8 +329,7 @@ class Registry:
 
     def set_mode(self, subject: str, mode: str) -> Changes:
         if mode not in Mode.__members__:
-            text = f"Invalid mode. Valid values are {', '.join(Mode)}"
-            raise SchemaError(SchemaErrorCode.INVALID_MODE, text)
+            raise SchemaError(SchemaErrorCode.INVALID_MODE, f"Invalid mode. Valid values are {', '.join(Mode)}")
         self._check_settable(subject, self._modes)
         return Changes(((_MODE + subject.encode(), mode.encode()),), mode)
 
@@ -352,8 +350,7 @@ class Registry:
 
     def _check_writable(self, subject: str) -> None:
         if self.mode(subject) is Mode.READONLY:
-            text = f"Subject {subject[:80]} is in read-only mode"
-            raise SchemaError(SchemaErrorCode.NOT_PERMITTED, text)
+            raise SchemaError(SchemaErrorCode.NOT_PERMITTED, f"Subject {subject[:80]} is in read-only mode")
 
     # -- registering ---------------------------------------------------------------------------------------------
 

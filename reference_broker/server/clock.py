@@ -46,6 +46,5 @@ def seconds_of(payload: bytes) -> float:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        message = f"the payload must be a number of seconds, not {payload[:40]!r}"
-        raise QueueError(QueueErrorCode.BAD_OPTION, message)
+        raise QueueError(QueueErrorCode.BAD_OPTION, f"the payload must be a number of seconds, not {payload[:40]!r}")
     return seconds

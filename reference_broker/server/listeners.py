@@ -164,8 +164,7 @@ def check_extras(protocols: Iterable[ListenerProtocol]) -> None:
         missing = [name for name in _EXTRAS.get(protocol, ()) if find_spec(name) is None]
         if missing:
             extra = protocol.value
-            message = (
+            raise ConfigError(
                 f"a listener speaks {extra}, but {' and '.join(missing)} is not installed; install what it needs: "
                 f"pip install 'assay-mq[{extra}]', or from a checkout: pip install '.[{extra}]'"
             )
-            raise ConfigError(message)

@@ -70,16 +70,14 @@ async def check_handshake(
                     # In its own name, which need not be one of those that the listener answers to.
                     writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                     if not (line := await reader.readline()).startswith(b"HTTP/1.1 200 "):
-                        message = f"the listener {address.url} answered {line[:40]!r} to GET /health"
-                        raise NotReadyError(message)
+                        raise NotReadyError(f"the listener {address.url} answered {line[:40]!r} to GET /health")
                     await reader.read()
                 elif not certificate_required:
                     await _exchange(reader, writer, address)
             finally:
                 writer.close()
     except (OSError, EOFError, TimeoutError) as error:
-        message = f"no handshake on {address.url}: {error or type(error).__name__}"
-        raise NotReadyError(message) from error
+        raise NotReadyError(f"no handshake on {address.url}: {error or type(error).__name__}") from error
 
 
 async def _ping_coap(target: str, address: ListenerAddress, timeout_s: float) -> None:
@@ -98,13 +96,11 @@ async def _ping_coap(target: str, address: ListenerAddress, timeout_s: float) ->
             async with asyncio.timeout(timeout_s):
                 transport.sendto(_COAP_PING)
                 if await answered != _COAP_RESET:
-                    message = f"the listener {address.url} answered a ping with something other than a reset"
-                    raise NotReadyError(message)
+                    raise NotReadyError(f"the listener {address.url} answered a ping with something other than a reset")
         finally:
             transport.close()
     except (OSError, TimeoutError) as error:
-        message = f"no answer on {address.url}: {error or type(error).__name__}"
-        raise NotReadyError(message) from error
+        raise NotReadyError(f"no answer on {address.url}: {error or type(error).__name__}") from error
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ListenerAddress) -> None:
@@ -138,12 +134,10 @@ async def _next_event(
                 raise NotReadyError(message)
         data = await reader.read(_READ_BYTES)
         if not data:
-            message = "the connection was closed"
-            raise EOFError(message)
+            raise EOFError("the connection was closed")
         websocket.receive_data(data)
 
 
 def _expect_connack(data: bytes, address: ListenerAddress) -> None:
     if data[:1] != b"\x20":
-        message = f"the listener {address.url} answered {data[:16].hex()} to CONNECT"
-        raise NotReadyError(message)
+        raise NotReadyError(f"the listener {address.url} answered {data[:16].hex()} to CONNECT")

@@ -58,8 +58,7 @@ class RunningBroker:
     @property
     def driver(self) -> NodeDriver:
         if self._driver is None:
-            message = "the broker is not running"
-            raise RuntimeError(message)
+            raise RuntimeError("the broker is not running")
         return self._driver
 
     async def start(self) -> None:

@@ -164,8 +164,7 @@ class OtlpSender:
         """See :class:`Target`."""
         result = self._exporter.export([self._read(span) for span in spans])
         if result.name != "SUCCESS":
-            message = "the collector did not take them"
-            raise OSError(message)
+            raise OSError("the collector did not take them")
 
     def _read(self, span: TraceEvent) -> Any:
         trace = self._trace

@@ -88,8 +88,7 @@ def _load_authority(context: ssl.SSLContext, file: str, where: str) -> None:
     try:
         context.load_verify_locations(cadata=_read(file, where))
     except (ssl.SSLError, ValueError) as error:
-        message = f"{where}: {file} holds no PEM certificate, or a damaged one ({_reason(error)})"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{where}: {file} holds no PEM certificate, or a damaged one ({_reason(error)})") from error
 
 
 def _read(file: str, where: str) -> str:
@@ -97,11 +96,9 @@ def _read(file: str, where: str) -> str:
         with Path(file).open("rb") as stream:
             data = stream.read(_MAX_PEM_BYTES + 1)
     except OSError as error:
-        message = f"{where}: cannot read {file}: {error.strerror}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{where}: cannot read {file}: {error.strerror}") from error
     if len(data) > _MAX_PEM_BYTES:
-        message = f"{where}: {file} is larger than {_MAX_PEM_BYTES} bytes, so it is no PEM file"
-        raise ConfigError(message)
+        raise ConfigError(f"{where}: {file} is larger than {_MAX_PEM_BYTES} bytes, so it is no PEM file")
     # PEM is ASCII with comments in between; what is not is the library's to refuse.
     return data.decode("ascii", "replace").replace("\ufffd", "?")
 

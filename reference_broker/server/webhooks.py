@@ -242,12 +242,10 @@ async def _exchange(
         await writer.drain()
         status = _STATUS.fullmatch(await reader.readuntil(b"\n"))
         if status is None:
-            message = "the answer is not HTTP"
-            raise WebhookError(message)
+            raise WebhookError("the answer is not HTTP")
         version, code = status.groups()
         if not code.startswith(b"2"):
-            message = f"the answer is {code.decode()}"
-            raise WebhookError(message)
+            raise WebhookError(f"the answer is {code.decode()}")
         if not request.most_answer_bytes:
             return b""
         fields = await _fields(reader)
@@ -282,8 +280,7 @@ async def _fields(reader: asyncio.StreamReader) -> dict[str, str]:
             return fields
         name, _, value = line.partition(":")
         fields[name] = value.strip()
-    message = f"the answer has more than {_MAX_HEADERS} fields"
-    raise WebhookError(message)
+    raise WebhookError(f"the answer has more than {_MAX_HEADERS} fields")
 
 
 async def _body(reader: asyncio.StreamReader, fields: dict[str, str], most: int) -> tuple[bytes, bool]:
@@ -298,8 +295,7 @@ async def _body(reader: asyncio.StreamReader, fields: dict[str, str], most: int)
                 break
             content += await reader.readexactly(left)
             if await reader.readexactly(2) != b"\r\n":
-                message = "a chunk of the answer is longer than it says"
-                raise WebhookError(message)
+                raise WebhookError("a chunk of the answer is longer than it says")
         else:
             await _fields(reader)
     elif length is not None:
@@ -308,8 +304,7 @@ async def _body(reader: asyncio.StreamReader, fields: dict[str, str], most: int)
         while len(content) <= most and (part := await reader.read(most + 1 - len(content))):
             content += part
     if len(content) + left > most:
-        message = f"the answer has more than {most} bytes"
-        raise WebhookError(message)
+        raise WebhookError(f"the answer has more than {most} bytes")
     return bytes(content), coding is None and length is None
 
 
@@ -320,8 +315,7 @@ async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
         address = str(place[0])
         if allow_private or is_public(address):
             return address
-    message = "its addresses are not public, and allow_private (for alerts queues.alert_allow_private) is off"
-    raise WebhookError(message)
+    raise WebhookError("its addresses are not public, and allow_private (for alerts queues.alert_allow_private) is off")
 
 
 def is_public(address: str) -> bool:

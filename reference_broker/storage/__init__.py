@@ -43,7 +43,8 @@ files. ``.tix`` entries grow even when clocks step back: no record before an ent
 Opening (``storage.log_opening``) finishes what a crash interrupted, trusts what the mark vouches for, scans the rest. A
 torn tail is cut at the last whole batch, but never below the mark: durable bytes that are damaged stay as they are, and
 a new segment goes on behind them with an offset that was never used. Damage with sound batches behind it is reported,
-kept and skipped. Opening may itself be interrupted anywhere. ``removed-<log>.mark`` and ``cleaner.json`` say which
+kept and skipped: at each start, as long as it is there, since who reads this one's log need not have read the last
+one's. Opening may itself be interrupted anywhere. ``removed-<log>.mark`` and ``cleaner.json`` say which
 segments went on purpose, so that others are missed. A queue of which something cannot be read is set aside
 (``QueueRegistry.set_aside``), and the others go on; so is ``sessions``.
 

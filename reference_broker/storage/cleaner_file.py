@@ -7,11 +7,13 @@ marker and leave what it deleted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import msgspec
 from crc32c import crc32c
 
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.whole_file import replace_whole
 
 CLEANER_NAME = "cleaner.json"
 _MAX_BYTES = 1024 * 1024
@@ -75,11 +77,8 @@ def read_cleaner_file(disk: Disk, folder: str, note: Callable[[str, str], None])
     path = f"{folder}/{CLEANER_NAME}"
     if not disk.exists(path):
         return CleanerState()
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         data = file.read_at(0, _MAX_BYTES)
-    finally:
-        file.close()
     try:
         return decode_cleaner(data)
     except ValueError as error:
@@ -89,14 +88,5 @@ def read_cleaner_file(disk: Disk, folder: str, note: Callable[[str, str], None])
 
 def write_cleaner_file(disk: Disk, folder: str, state: CleanerState) -> None:
     """Durably; blocks. Raises :class:`OSError`."""
-    path = f"{folder}/{CLEANER_NAME}"
-    temporary = f"{path}.tmp"
-    file = disk.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.append(encode_cleaner(state))
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(temporary, path)
+    replace_whole(disk, f"{folder}/{CLEANER_NAME}", encode_cleaner(state))
     disk.sync_folder(folder)

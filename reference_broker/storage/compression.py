@@ -68,14 +68,12 @@ def decompress(code: int, data: bytes, limit: int) -> bytes:
         return _decompress_s2(data, limit)
     if code == CompressionCode.ZSTD:
         return _decompress_zstd(data, limit)
-    message = f"compression {code} is not supported; S2 (1) and zstd (2) are"
-    raise CompressionError(message)
+    raise CompressionError(f"compression {code} is not supported; S2 (1) and zstd (2) are")
 
 
 def _check_claim(claimed: int, limit: int) -> None:
     if claimed > limit:
-        message = f"it claims {claimed} bytes; the limit is {limit}"
-        raise CompressionError(message)
+        raise CompressionError(f"it claims {claimed} bytes; the limit is {limit}")
 
 
 # -- zstd ------------------------------------------------------------------------------------------------------------
@@ -189,8 +187,7 @@ def decode_s2_block(data: bytes, start: int, claimed: int) -> bytes:
         _check_room(out, length, claimed)
         _copy_back(out, offset, length)
     if len(out) != claimed:
-        message = f"an S2 block of {len(out)} bytes claims {claimed}"
-        raise CompressionError(message)
+        raise CompressionError(f"an S2 block of {len(out)} bytes claims {claimed}")
     return bytes(out)
 
 
@@ -202,15 +199,13 @@ def _little_endian(data: bytes, at: int, size: int) -> tuple[int, int]:
 
 def _check_room(out: bytearray, length: int, claimed: int) -> None:
     if len(out) + length > claimed:
-        message = f"an S2 block holds more than the {claimed} bytes that it claims"
-        raise CompressionError(message)
+        raise CompressionError(f"an S2 block holds more than the {claimed} bytes that it claims")
 
 
 def _copy_back(out: bytearray, offset: int, length: int) -> None:
     """Append ``length`` bytes from ``offset`` before the end; past the end they repeat."""
     if not 0 < offset <= len(out):
-        message = f"an S2 copy reaches {offset} bytes back, into output of {len(out)}"
-        raise CompressionError(message)
+        raise CompressionError(f"an S2 copy reaches {offset} bytes back, into output of {len(out)}")
     begin = len(out) - offset
     piece = bytes(out[begin : begin + length])
     if len(piece) < length:

@@ -12,6 +12,7 @@ import msgspec
 from assay.reference_broker.queues.jobs.errors import is_passing, reason_of
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log_opening import Note
+from assay.reference_broker.storage.whole_file import replace_whole
 
 ROOT = "queues"
 DESCRIPTION = "queue.json"
@@ -146,12 +147,7 @@ class DescriptionFile:
 
 def replace_description(disk: Disk, path: str, description: QueueDescription) -> None:
     """The caller syncs the folder. Raises :class:`OSError`."""
-    temporary = f"{path}.tmp"
-    with contextlib.closing(disk.open(temporary, create=True)) as file:
-        file.truncate(0)
-        file.append(msgspec.json.encode(description))
-        file.sync()
-    disk.rename(temporary, path)
+    replace_whole(disk, path, msgspec.json.encode(description))
 
 
 def read_content(disk: Disk, path: str) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from assay.reference_broker.storage.disk import Disk, DiskFile
 
@@ -28,10 +29,7 @@ class FileSync:
         for file in self._files:
             file.sync()
         for path in self._paths:
-            file = self._disk.open(path)
-            try:
+            with closing(self._disk.open(path)) as file:
                 file.sync()
-            finally:
-                file.close()
         for folder in self._folders:
             self._disk.sync_folder(folder)

@@ -197,20 +197,16 @@ def decode_pending_file(data: bytes) -> PendingFile:
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[_Document]) -> _Document:
     if len(data) > MAX_FILE_BYTES:
-        message = f"it has {len(data)} bytes; at most {MAX_FILE_BYTES} are read"
-        raise GroupFileError(message)
+        raise GroupFileError(f"it has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         version = _version_decoder.decode(data).version
         if version != VERSION:
-            message = f"it has version {version}; this broker reads version {VERSION}"
-            raise GroupFileVersionError(message)
+            raise GroupFileVersionError(f"it has version {version}; this broker reads version {VERSION}")
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"it is no such JSON: {error}"
-        raise GroupFileError(message) from error
+        raise GroupFileError(f"it is no such JSON: {error}") from error
 
 
 def _check(number: int, highest: int, name: str) -> None:
     if not 0 <= number <= highest:
-        message = f"{name} is {number}, not between 0 and {highest}"
-        raise GroupFileError(message)
+        raise GroupFileError(f"{name} is {number}, not between 0 and {highest}")

@@ -135,8 +135,7 @@ def decode_time_index(data: bytes) -> TimeIndexFile:
 
 def _check_size(data: bytes, header_bytes: int, entry_bytes: int) -> None:
     if len(data) < header_bytes or (len(data) - header_bytes) % entry_bytes:
-        message = f"{len(data)} bytes are no header of {header_bytes} and whole entries of {entry_bytes}"
-        raise IndexFileError(message)
+        raise IndexFileError(f"{len(data)} bytes are no header of {header_bytes} and whole entries of {entry_bytes}")
 
 
 def _check_header(magic: int, expected: int, version: int, reserved: bytes, count: int, entries: int) -> None:
@@ -146,8 +145,7 @@ def _check_header(magic: int, expected: int, version: int, reserved: bytes, coun
         message = f"version {version} with reserved bytes {reserved.hex()}; this broker reads version {INDEX_VERSION}"
         raise IndexFileError(message)
     if count > entries:
-        message = f"the header counts {count} entries, the file has {entries}"
-        raise IndexFileError(message)
+        raise IndexFileError(f"the header counts {count} entries, the file has {entries}")
 
 
 def _check_growth(numbers: array[int]) -> None:

@@ -89,8 +89,7 @@ class SegmentedLog:
             opened = open_segments(disk, folder, mark, note, self._removed_to)
         except OSError as error:
             note(folder, f"cannot be opened: {reason_of(error)}")
-            message = f"cannot read {folder}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot read {folder}: {reason_of(error)}") from error
         self._segments = opened.segments
         self._reader = LogReader(self._segments, self._is_idle, note)
         self._next_offset = opened.next_offset
@@ -129,7 +128,6 @@ class SegmentedLog:
 
     @property
     def needs_sync(self) -> bool:
-        """See :meth:`PartitionLog.needs_sync`."""
         return bool(self._unsynced)
 
     @property
@@ -323,7 +321,6 @@ class SegmentedLog:
     # -- syncing -------------------------------------------------------------------------------------------------
 
     def start_sync(self) -> FileSync | None:
-        """See :meth:`PartitionLog.start_sync`."""
         if self._syncing is not None or not self._unsynced or self._failure or self._closed:
             return None
         if self._buffer.records:
@@ -419,7 +416,6 @@ class SegmentedLog:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def report(self, offset: int, problem: str) -> None:
-        """See :meth:`PartitionLog.report`."""
         self.note(f"{self._folder} offset {offset}", problem)
 
     def get(self, offset: int) -> LogRecord | None:
@@ -490,8 +486,7 @@ class SegmentedLog:
                 self._segments, policy, now_ms=now_ms, needed_from=needed_from, next_offset=self._next_offset
             )
         except OSError as error:
-            message = f"cannot read {self._folder}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot read {self._folder}: {reason_of(error)}") from error
         if count == len(self._segments) and count:
             self.roll()
             count = len(self._segments) - 1

@@ -66,8 +66,7 @@ def open_segments(
             # It was synced up to the mark; more may have been written to it since.
             unverified.append(segment)
         if segment.limit_offset is not None and segment.end_offset > segment.limit_offset:
-            message = f"{segment.path} overlaps the segment behind it; one of them does not belong here"
-            raise LogError(message)
+            raise LogError(f"{segment.path} overlaps the segment behind it; one of them does not belong here")
         _report_cut(segment, cleaner, note)
         segment.close()
         segments.append(segment)

@@ -125,8 +125,7 @@ class _Reading:
         self._reader.keep_open(self._segment)
         if isinstance(error, OSError):
             self._reader.refused(self._segment, error)
-            message = f"cannot read {self._segment.path}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot read {self._segment.path}: {reason_of(error)}") from error
 
 
 def _base_offset(segment: Segment) -> int:

@@ -152,8 +152,7 @@ def decode_header(data: bytes) -> LogHeader | None:
     if crc32c(checked) != checksum:
         return None
     if version not in _LAST_CODES:
-        message = f"a group's operation log has version {version}; this broker reads versions 1 to {VERSION}"
-        raise LogError(message)
+        raise LogError(f"a group's operation log has version {version}; this broker reads versions 1 to {VERSION}")
     try:
         group, at = _read_name(body, 0)
         pattern, at = _read_name(body, at)
@@ -282,8 +281,7 @@ def decode_operations(payload: bytes, version: int = VERSION) -> list[Operation]
         while at < len(payload):
             at = _decode(payload, at, version, operations)
     except (struct.error, UnicodeDecodeError) as error:
-        message = f"a damaged operation: {error}"
-        raise RecordError(message) from error
+        raise RecordError(f"a damaged operation: {error}") from error
     return operations
 
 
@@ -291,8 +289,7 @@ def _decode(payload: bytes, at: int, version: int, operations: list[Operation]) 
     number, offset, partition = PLACE.unpack_from(payload, at)
     at += PLACE.size
     if not Code.ADD <= number <= _LAST_CODES[version]:
-        message = f"unknown operation {number}"
-        raise RecordError(message)
+        raise RecordError(f"unknown operation {number}")
     code = Code(number)
     if code in (Code.ADD, Code.CLAIM, Code.ADD_RUN):
         return _decode_delivery(payload, at, version, Operation(code, partition, offset, offset + 1), operations)
@@ -322,8 +319,7 @@ def _decode_delivery(payload: bytes, at: int, version: int, named: Operation, op
         code = Code.ADD
         run, at = read_uvarint(payload, at)
         if not 0 < run <= MAX_RUN:
-            message = f"a run of {run} deliveries"
-            raise RecordError(message)
+            raise RecordError(f"a run of {run} deliveries")
     end = named.offset + run
     if code is Code.ADD and end > MAX_OFFSET:
         raise RecordError("a delivery behind the last offset")
@@ -334,8 +330,7 @@ def _decode_delivery(payload: bytes, at: int, version: int, named: Operation, op
 def _decode_ranges(payload: bytes, at: int, partition: int, offset: int, operations: list[Operation]) -> int:
     ranges, at = read_uvarint(payload, at)
     if not 0 < ranges <= MAX_RANGES:
-        message = f"an ack of {ranges} ranges"
-        raise RecordError(message)
+        raise RecordError(f"an ack of {ranges} ranges")
     for _ in range(ranges):
         skipped, at = read_uvarint(payload, at)
         length, at = read_uvarint(payload, at)

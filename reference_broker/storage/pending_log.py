@@ -83,8 +83,7 @@ class PendingLogFile(OperationCollector):
             ).open()
         except OSError as error:
             note(path, f"cannot be opened: {reason_of(error)}; whoever wants the group is refused, and may try again")
-            message = f"cannot open {path}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot open {path}: {reason_of(error)}") from error
         self._logs = opened.logs
         self._sequence = opened.sequence
         self._logged = opened.operations
@@ -103,7 +102,6 @@ class PendingLogFile(OperationCollector):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """See :meth:`PendingLog.flush`."""
         if not self.has_unflushed:
             return
         if self._failure:
@@ -141,7 +139,6 @@ class PendingLogFile(OperationCollector):
             self._uncut = None
 
     def rewind(self, offsets: Mapping[int, int]) -> None:
-        """See :meth:`PendingLog.rewind`."""
         for partition, offset in offsets.items():
             self._collect_rewind(partition, offset)
         self.flush()
@@ -157,13 +154,11 @@ class PendingLogFile(OperationCollector):
 
     @property
     def needs_sync(self) -> bool:
-        """See :meth:`PendingLog.needs_sync`."""
         if self._failure or self._volatile:
             return False
         return bool(self._unsynced) or self._names_unsynced or self._phase is SnapshotPhase.CAPTURED
 
     def start_sync(self) -> PendingSync | None:
-        """See :meth:`PendingLog.start_sync`."""
         if self._syncing is not None or not self.needs_sync:
             return None
         snapshot = None
@@ -183,7 +178,6 @@ class PendingLogFile(OperationCollector):
         return self._syncing
 
     def finish_sync(self, error: OSError | None) -> None:
-        """See :meth:`PendingLog.finish_sync`."""
         task, self._syncing = self._syncing, None
         if task is not None:
             for file in task.files:
@@ -239,7 +233,6 @@ class PendingLogFile(OperationCollector):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def wants_snapshot(self, pending: int) -> bool:
-        """See :meth:`PendingLog.wants_snapshot`."""
         if self._phase is not SnapshotPhase.NONE or self._volatile or self._failure:
             return False
         logged = sum(self._logged)
@@ -249,7 +242,6 @@ class PendingLogFile(OperationCollector):
     def begin_snapshot(
         self, cursors: Mapping[int, CursorRecord], entries: Iterable[PendingRecord], now_ms: int
     ) -> None:
-        """See :meth:`PendingLog.begin_snapshot`."""
         if self._phase is not SnapshotPhase.NONE or self._failure or self.has_unflushed:
             return
         if len(self._logs) == 1:
@@ -279,7 +271,6 @@ class PendingLogFile(OperationCollector):
         self._names_unsynced = True
 
     def continue_snapshot(self) -> bool:
-        """See :meth:`PendingLog.continue_snapshot`."""
         if self._phase is not SnapshotPhase.CAPTURING or self._snapshot is None:
             return False
         if self.has_unflushed or self._snapshot.take_some():

@@ -174,8 +174,7 @@ class GroupRecovery:
         try:
             header = decode_header(data)
         except LogError as error:
-            message = f"{path}: {error}"
-            raise LogError(message) from error
+            raise LogError(f"{path}: {error}") from error
         if header is not None:
             return _Log(path, file, header)
         longest = encode_header(self._group, self._pattern, sequence=2**63, previous_bytes=2**63)
@@ -290,8 +289,7 @@ class GroupRecovery:
         try:
             return decode(data)
         except GroupFileVersionError as error:
-            message = f"{path}: {error}"
-            raise LogError(message) from error
+            raise LogError(f"{path}: {error}") from error
         except GroupFileError as error:
             self._set_aside(path, str(error))
             return None

@@ -10,6 +10,7 @@ from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
 from assay.reference_broker.storage.reopened_file import ReopenedFile
+from assay.reference_broker.storage.whole_file import write_whole
 
 LOG_SUFFIX = ".pel.log"
 MARK_SUFFIX = ".group"
@@ -86,13 +87,7 @@ class Snapshot:
             (paths.cursors, self._cursor_file),
             (paths.pending, self._encoder.encode(self._now_ms)),
         ):
-            file = disk.open(f"{path}.tmp", create=True)
-            try:
-                file.truncate(0)
-                file.append(content)
-                file.sync()
-            finally:
-                file.close()
+            write_whole(disk, f"{path}.tmp", content)
 
 
 class PendingSync:

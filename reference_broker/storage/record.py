@@ -69,8 +69,7 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
                 break
             return number, index + 1
         shift += 7
-    message = f"no varint at byte {at}"
-    raise RecordError(message)
+    raise RecordError(f"no varint at byte {at}")
 
 
 def read_zigzag(data: bytes, at: int) -> tuple[int, int]:
@@ -135,8 +134,7 @@ class RecordEncoder:
 
     def _encode_headers(self, headers: Headers) -> bytes:
         if len(headers) > MAX_RECORD_HEADERS:
-            message = f"a record may have at most {MAX_RECORD_HEADERS} headers, not {len(headers)}"
-            raise RecordError(message)
+            raise RecordError(f"a record may have at most {MAX_RECORD_HEADERS} headers, not {len(headers)}")
         parts = [uvarint(len(headers))]
         for key, value in headers:
             if len(value) < _TABLE_SIZE > len(key):

@@ -53,8 +53,7 @@ def decode_records(
     """
     end = len(data) if end is None else end
     if end > len(data):
-        message = f"{end - len(data)} of {end - start} bytes of records are missing"
-        raise RecordError(message)
+        raise RecordError(f"{end - len(data)} of {end - start} bytes of records are missing")
     first = 0 if from_offset <= base_offset else min(count, from_offset - base_offset)
     stop = count if limit is None else min(count, first + max(0, limit))
     reader = _Reader(data, end, base_offset, base_timestamp_ms, first, int(wanted))
@@ -71,8 +70,7 @@ def decode_records(
             patience *= 2
         index, at = reader.read_singly(index, at, min(stop, try_at) if index < try_at else stop)
     if index == count and at != end:
-        message = f"{end - at} bytes follow the last record"
-        raise RecordError(message)
+        raise RecordError(f"{end - at} bytes follow the last record")
     return reader.records
 
 
@@ -189,15 +187,13 @@ class _Reader:
         data = self._data
         delta, at = read_uvarint(data, at)
         if delta != index:
-            message = f"offset {self._base_offset + delta} does not follow {self._base_offset + index - 1}"
-            raise RecordError(message)
+            raise RecordError(f"offset {self._base_offset + delta} does not follow {self._base_offset + index - 1}")
         ticks, at = read_zigzag(data, at)
         key, at = self._read_nullable(at)
         value, at = self._read_nullable(at)
         headers, at = self._read_headers(at)
         if at > self._end:
-            message = f"record {index} reaches {at - self._end} bytes past the end"
-            raise RecordError(message)
+            raise RecordError(f"record {index} reaches {at - self._end} bytes past the end")
         if index >= self._first:
             wanted = self._wanted
             record = LogRecord(
@@ -219,8 +215,7 @@ class _Reader:
     def _read_bytes(self, at: int, size: int) -> tuple[bytes, int]:
         end = at + size
         if size < 0 or end > self._end:
-            message = f"a field of {size} bytes at byte {at} reaches past the end"
-            raise RecordError(message)
+            raise RecordError(f"a field of {size} bytes at byte {at} reaches past the end")
         return self._data[at:end], end
 
     def _read_headers(self, at: int) -> tuple[Headers, int]:
@@ -228,8 +223,7 @@ class _Reader:
         data = self._data
         count, at = read_uvarint(data, at)
         if count > MAX_RECORD_HEADERS:
-            message = f"a record claims {count} headers"
-            raise RecordError(message)
+            raise RecordError(f"a record claims {count} headers")
         headers: list[tuple[bytes, bytes]] = []
         for _ in range(count):
             size, at = read_uvarint(data, at)

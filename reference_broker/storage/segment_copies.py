@@ -12,7 +12,7 @@ Offsets do not change. A batch's offsets are consecutive, as the format has it: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import msgspec
 
@@ -61,8 +61,7 @@ class SegmentCopier:
 
     def _records(self, segment: Segment) -> Iterator[LogRecord]:
         """What is sound; a segment with damage is noted, and not rewritten, so that it can be looked at."""
-        file = self._disk.open(segment.path)
-        try:
+        with closing(self._disk.open(segment.path)) as file:
             for found in walk_batches(file, segment.base_offset, end_offset=segment.limit_offset):
                 if isinstance(found, Damage):
                     self.damaged[segment] = f"bytes {found.start} to {found.end} are damaged ({found.problem})"
@@ -71,8 +70,6 @@ class SegmentCopier:
                     yield from decode_verified(found.header, found.data)
                 except BatchError as error:
                     self.damaged[segment] = f"byte {found.position}: {error}"
-        finally:
-            file.close()
 
     def _write(self, group: Sequence[Segment], kept: Iterable[LogRecord]) -> None:
         """Write one copy with what is kept of its originals and make it count. Raises :class:`OSError`."""
@@ -113,8 +110,7 @@ class SegmentCopier:
         for segment in group:
             yield from self._records(segment)
             if segment in self.damaged:
-                message = f"{segment.path} was damaged while it was copied: {self.damaged[segment]}"
-                raise LogError(message)
+                raise LogError(f"{segment.path} was damaged while it was copied: {self.damaged[segment]}")
 
     def _append(self, file: DiskFile, run: list[LogRecord]) -> AppendedBatch:
         base_offset = run[0].offset

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from assay.reference_broker.storage.index_files import (
@@ -37,15 +39,12 @@ class SegmentIndexFiles:
         """
         if not self._disk.exists(self._offset_path) or not self._disk.exists(self._time_path):
             return None
-        file = self._disk.open(self._offset_path)
-        try:
+        with closing(self._disk.open(self._offset_path)) as file:
             entries, rest = divmod(file.size - OFFSET_HEADER_BYTES, OFFSET_ENTRY_BYTES)
             if entries < 1 or rest:
                 return None
             header = file.read_at(0, OFFSET_HEADER_BYTES)
             last = file.read_at(file.size - OFFSET_ENTRY_BYTES, OFFSET_ENTRY_BYTES)
-        finally:
-            file.close()
         if int.from_bytes(header[_COUNT_AT:_COUNT_END], "little") > entries:
             return None
         uncounted = header[:_COUNT_AT] + bytes(_COUNT_END - _COUNT_AT) + header[_COUNT_END:]
@@ -67,11 +66,8 @@ class SegmentIndexFiles:
         return OffsetIndex(offsets), TimeIndex(times)
 
     def _content(self, path: str) -> bytes:
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             return file.read_at(0, min(file.size, _MAX_INDEX_BYTES))
-        finally:
-            file.close()
 
     def write(self, offsets: OffsetIndex, times: TimeIndex, *, below: int) -> None:
         """Write what is indexed before a file position, which must be durable."""
@@ -79,12 +75,9 @@ class SegmentIndexFiles:
             (self._offset_path, offsets.encode(self._base_offset, below=below)),
             (self._time_path, times.encode(self._base_offset)),
         ):
-            file = self._disk.open(path, create=True)
-            try:
+            with closing(self._disk.open(path, create=True)) as file:
                 file.truncate(0)
                 file.write_at(0, content)
-            finally:
-                file.close()
 
     def remove(self) -> None:
         """Remove what there is of them."""

@@ -120,8 +120,7 @@ class SessionStore(SyncPoint):
             if not disk.exists(HERE):
                 disk.open(HERE, create=True).close()
         except OSError as error:
-            message = f"cannot create {FOLDER}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot create {FOLDER}: {reason_of(error)}") from error
         self._log = SegmentedLog(
             disk,
             FOLDER,
@@ -309,7 +308,6 @@ class SessionStore(SyncPoint):
         return super().when_synced(confirm)
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
-        """See :meth:`SyncPoint.finish_sync`."""
         self._may_compact = True
         return super().finish_sync(error)
 

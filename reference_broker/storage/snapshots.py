@@ -15,12 +15,14 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
 import msgspec
 
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.whole_file import sync_up, write_whole
 
 MAGIC = b"GQSP"
 VERSION = 1
@@ -249,11 +251,8 @@ class SnapshotStore:
         return None
 
     def _read(self, path: str) -> bytes:
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             return file.read_at(0, MAX_SNAPSHOT_BYTES + 1)
-        finally:
-            file.close()
 
     def write(self, entries: Iterable[SnapshotEntry], last_offset: int, timestamp_ms: int) -> None:
         """Store a snapshot durably, then remove those older than the newest three. Blocking; any thread.
@@ -281,22 +280,13 @@ class SnapshotStore:
 
     def write_file(self, path: str, data: bytes) -> None:
         """Write a file whole and sync it, whatever was there. Raises :class:`OSError`."""
-        file = self._disk.open(path, create=True)
-        try:
-            file.truncate(0)
-            file.append(data)
-            file.sync()
-        finally:
-            file.close()
+        write_whole(self._disk, path, data)
 
     def _make_folder(self) -> None:
         if self._folder_is_durable:
             return
         self._disk.make_folder(self._folder)
-        path = self._folder
-        while path:
-            path = path.rpartition("/")[0]
-            self._disk.sync_folder(path)
+        sync_up(self._disk, self._folder.rpartition("/")[0])
         self._folder_is_durable = True
 
     def _remove_old(self) -> None:

@@ -30,6 +30,7 @@ from assay.reference_broker.storage.snapshots import (
     SnapshotKind,
     SnapshotStore,
 )
+from assay.reference_broker.storage.whole_file import sync_up
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """Small, since the log is dropped by whole segments."""
@@ -106,12 +107,12 @@ class StateLog:
             interval_s=interval_s,
         )
         try:
-            _make_durable_folder(disk, f"{folder}/log")
+            disk.make_folder(f"{folder}/log")
+            sync_up(disk, folder)
             snapshot = self._snapshots.load()
         except OSError as error:
             note(folder, f"cannot be opened: {reason_of(error)}")
-            message = f"cannot open {folder}: {reason_of(error)}"
-            raise LogError(message) from error
+            raise LogError(f"cannot open {folder}: {reason_of(error)}") from error
         self._snapshot_end = 0
         if snapshot is not None:
             self._snapshot_end = snapshot.last_offset + 1
@@ -174,10 +175,6 @@ class StateLog:
         """A view of all keys and values, unsynced changes included."""
         return MappingProxyType(self._state)
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None when there is none."""
-        return self._state.get(key)
-
     @property
     def next_offset(self) -> int:
         """Offset of the next change."""
@@ -201,20 +198,11 @@ class StateLog:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: bytes, now_s: float) -> int:
-        """Set a key; returns the offset of the change. Raises :class:`LogError` with nothing changed."""
-        return self.apply([(key, value)], now_s)
-
-    def delete(self, key: bytes, now_s: float) -> int:
-        """Delete a key. As :meth:`put`; an unknown key writes nothing and returns the offset of the last change."""
-        if key not in self._state:
-            return self._log.next_offset - 1
-        return self.apply([(key, None)], now_s)
-
     def apply(self, changes: Sequence[tuple[bytes, bytes | None]], now_s: float) -> int:
-        """Make changes in order, None deletes; returns the offset of the last one. As :meth:`put`.
+        """Make changes in order, None deletes; returns the offset of the last one.
 
-        Written together, but a crash before the sync may keep the first of them only.
+        Written together, but a crash before the sync may keep the first of them only. Raises :class:`LogError` with
+        nothing changed.
         """
         if not changes:
             return self._log.next_offset - 1
@@ -231,17 +219,15 @@ class StateLog:
         changed: dict[bytes, bytes | None] = {}
         for key, value in changes:
             if len(key) > MAX_KEY_BYTES or len(value or b"") > MAX_VALUE_BYTES:
-                message = (
+                raise LogError(
                     f"a key of {len(key)} bytes with a value of {len(value or b'')} is too large; "
                     f"the limits are {MAX_KEY_BYTES} and {MAX_VALUE_BYTES}"
                 )
-                raise LogError(message)
             before = changed[key] if key in changed else self._state.get(key)
             size += _entry_bytes(key, value) - _entry_bytes(key, before)
             changed[key] = value
         if size > MAX_SNAPSHOT_BYTES and size > self._state_bytes:
-            message = f"the state of {self._folder} would grow to {size} bytes; the limit is {MAX_SNAPSHOT_BYTES}"
-            raise LogError(message)
+            raise LogError(f"the state of {self._folder} would grow to {size} bytes; the limit is {MAX_SNAPSHOT_BYTES}")
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
@@ -295,12 +281,3 @@ class StateLog:
 
 def _entry_bytes(key: bytes, value: bytes | None) -> int:
     return 0 if value is None else ENTRY_OVERHEAD_BYTES + len(key) + len(value)
-
-
-def _make_durable_folder(disk: Disk, folder: str) -> None:
-    """Create a folder and its parents so that they survive power loss. Raises :class:`OSError`."""
-    disk.make_folder(folder)
-    path = folder
-    while path:
-        path = path.rpartition("/")[0]
-        disk.sync_folder(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final, Generic, Self, TypeVar
 
 import msgspec
@@ -84,9 +83,7 @@ class _Writer(Generic[_Event]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -117,13 +114,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             while line := source.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    message = f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes"
-                    raise RecordFileError(message)
+                    raise RecordFileError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
                     yield number, line
         except zstandard.ZstdError as error:
-            message = f"{path}: not a whole zstd file: {error}"
-            raise RecordFileError(message) from error
+            raise RecordFileError(f"{path}: not a whole zstd file: {error}") from error
 
 
 def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -> tuple[_Header, Iterator[_Event]]:
@@ -133,15 +128,12 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
         found = msgspec.json.decode(first, type=header)
         named = msgspec.json.decode(first, type=dict[str, object])
     except (ValueError, RecursionError) as error:  # msgspec's own, text that is not UTF-8, endless nesting
-        message = f"{path}, line 1: no {schema} header: {error}"
-        raise RecordFileError(message) from error
+        raise RecordFileError(f"{path}, line 1: no {schema} header: {error}") from error
     if "schema" not in named:
         # Every field of a header has a default, so an event would pass for one.
-        message = f"{path}, line 1: no {schema} header, since no schema is named"
-        raise RecordFileError(message)
+        raise RecordFileError(f"{path}, line 1: no {schema} header, since no schema is named")
     if found.schema != schema:
-        message = f"{path}, line 1: schema is {found.schema!r}, expected {schema!r}"
-        raise RecordFileError(message)
+        raise RecordFileError(f"{path}, line 1: schema is {found.schema!r}, expected {schema!r}")
 
     def events() -> Iterator[_Event]:
         decoder = msgspec.json.Decoder(event)
@@ -150,8 +142,7 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
                 str(line, "utf-8")  # the decoder passes over names that it does not know, however they are damaged
                 yield decoder.decode(line)
             except (ValueError, RecursionError) as error:
-                message = f"{path}, line {number}: {error}"
-                raise RecordFileError(message) from error
+                raise RecordFileError(f"{path}, line {number}: {error}") from error
 
     return found, events()
 

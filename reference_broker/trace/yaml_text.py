@@ -61,5 +61,4 @@ def read_utf8(path: Path | Traversable) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        message = f"it is not UTF-8: {error.reason} at byte {error.start}"
-        raise YamlError(message) from error
+        raise YamlError(f"it is not UTF-8: {error.reason} at byte {error.start}") from error

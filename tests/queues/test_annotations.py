@@ -43,13 +43,6 @@ def noted(delivery: Delivery) -> dict[str, Typed]:
     return {} if properties is None else dict(properties.annotations)
 
 
-def test_the_table_of_modified() -> None:
-    of = {(True, False): Outcome.FAIL, (False, False): Outcome.RELEASE}
-    of |= {(failed, True): Outcome.REJECT for failed in (True, False)}
-    for (failed, undeliverable), outcome in of.items():
-        assert Outcome.modified(failed=failed, undeliverable_here=undeliverable) is outcome
-
-
 @pytest.mark.parametrize("outcome", [Outcome.RELEASE, Outcome.FAIL])
 def test_the_next_delivery_has_them_also_after_a_restart(durable: QueueBench, outcome: Outcome) -> None:
     durable.publish("m", user_properties=(("mine", "1"),))
@@ -95,7 +88,7 @@ def test_a_dead_letter_has_them_and_takes_them_back(durable: QueueBench, restart
         durable.restart()
         consumer = durable.consumer()
         durable.turn()
-    note(durable, consumer.take()[0], AGAIN, Outcome.modified(failed=True, undeliverable_here=True))
+    note(durable, consumer.take()[0], AGAIN, Outcome.REJECT)
     durable.turn()
     (letter,) = [stored.message for _, stored in durable.engine.browse("$dlq/q", 10)]
     assert letter.properties is not None

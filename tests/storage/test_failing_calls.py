@@ -86,10 +86,10 @@ class KeyedState:
         self.now_s += 1.0
         try:
             if number % 6 == 5 and key in self.log.state:
-                assert self.log.delete(key, self.now_s) == before[1]
+                assert self.log.apply([(key, None)], self.now_s) == before[1]
                 after = {name: kept for name, kept in before[0].items() if name != key}
             else:
-                assert self.log.put(key, value, self.now_s) == before[1]
+                assert self.log.apply([(key, value)], self.now_s) == before[1]
                 after = before[0] | {key: value}
         except LogError as error:
             assert (dict(self.log.state), self.log.next_offset) == before

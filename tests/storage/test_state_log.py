@@ -80,14 +80,7 @@ class Life:
         return state
 
     def change(self, key: bytes, value: bytes | None) -> None:
-        if value is not None:
-            offset = self.store.put(key, value, self.now_s)
-        else:
-            was_known = key in self.store.state
-            offset = self.store.delete(key, self.now_s)
-            if not was_known:
-                assert offset == len(self.changes) - 1, "nothing is written for a key that is not there"
-                return
+        offset = self.store.apply([(key, value)], self.now_s)
         self.changes.append((key, value))
         assert offset == len(self.changes) - 1
         assert dict(self.store.state) == self.expected()
@@ -175,8 +168,7 @@ def test_it_is_a_dictionary_whatever_happens(steps: list[tuple[object, ...]], se
     life.sync()
     life.disk.power_loss((Persistence.NONE,))
     life.reopen()
-    assert life.store.get(b"after") == b"all"
-    assert life.store.get(b"unknown") is None
+    assert life.store.state[b"after"] == b"all"
 
 
 @pytest.mark.parametrize("mode", list(Persistence))
@@ -243,7 +235,7 @@ def test_power_loss_at_every_change_of_a_folder_loses_nothing_confirmed(mode: Pe
             state = open_state(disk)
             for number in range(60):
                 states.append(states[-1] | {b"key %d" % (number % 5): b"%d" % number})
-                state.put(b"key %d" % (number % 5), b"%d" % number, 1.0)
+                state.apply([(b"key %d" % (number % 5), b"%d" % number)], 1.0)
                 if number % 3 == 2 and (task := state.start_sync(1.0)) is not None:
                     task.run()
                     state.finish_sync(None)
@@ -281,10 +273,10 @@ def test_replay_of_snapshot_and_tail_is_the_replay_of_everything_at_every_length
                     assert state.records_since_snapshot == 0
                     state._snapshots._interval_records = 10**9
                 if value is None:
-                    state.delete(key, 1_000.0)
+                    state.apply([(key, None)], 1_000.0)
                     expected.pop(key, None)
                 else:
-                    state.put(key, value, 1_000.0)
+                    state.apply([(key, value)], 1_000.0)
                     expected[key] = value
             state.close()
             again = StateLog(disk, FOLDER, encoder=ENCODER, note=lambda place, problem: None)
@@ -296,7 +288,6 @@ def test_several_changes_at_once() -> None:
     assert state.apply([], 1.0) == -1
     assert state.apply([(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"c", b""), (b"b", b"3")], 1.0) == 4
     assert dict(state.state) == {b"b": b"3", b"c": b""}
-    assert state.delete(b"a", 1.0) == 4, "nothing is written for a key that is not there"
     assert state.next_offset == 5
 
 
@@ -305,13 +296,13 @@ def test_a_snapshot_is_due_after_so_many_records_or_so_much_time() -> None:
     state = StateLog(disk, FOLDER, encoder=ENCODER, note=lambda place, problem: None, interval_records=100)
     assert state.start_sync(0.0) is None
     for number in range(99):
-        state.put(b"%d" % number, b"", 0.0)
+        state.apply([(b"%d" % number, b"")], 0.0)
     sync(state, 0.0)
     assert state.records_since_snapshot == 99
-    state.put(b"x", b"", 0.0)
+    state.apply([(b"x", b"")], 0.0)
     sync(state, 0.0)
     assert state.records_since_snapshot == 0
-    state.put(b"y", b"", 0.0)
+    state.apply([(b"y", b"")], 0.0)
     sync(state, 299.0)
     assert state.records_since_snapshot == 1
     assert not sync(state, 299.9)
@@ -323,7 +314,7 @@ def test_a_damaged_snapshot_costs_a_longer_replay_and_no_state() -> None:
     disk = MemoryDisk()
     state = open_state(disk)
     for number in range(60):
-        state.put(b"key %d" % (number % 9), b"%d" % number, 1.0 + number)
+        state.apply([(b"key %d" % (number % 9), b"%d" % number)], 1.0 + number)
         sync(state, 1.0 + number)
     expected = dict(state.state)
     state.close()
@@ -346,7 +337,7 @@ def test_a_log_that_ends_before_its_snapshot_is_refused() -> None:
     disk = MemoryDisk()
     state = open_state(disk)
     for number in range(20):
-        state.put(b"key", b"%d" % number, 1.0)
+        state.apply([(b"key", b"%d" % number)], 1.0)
         sync(state, 1.0)
     state.close()
     for name in disk.list(f"{FOLDER}/log"):
@@ -359,7 +350,7 @@ def test_a_lost_part_of_the_log_is_told() -> None:
     disk = MemoryDisk()
     state = StateLog(disk, FOLDER, encoder=ENCODER, note=lambda place, problem: None)
     for number in range(6):
-        state.put(b"key %d" % number, b"v", 1.0)
+        state.apply([(b"key %d" % number, b"v")], 1.0)
     sync(state, 1.0)
     state.close()
     (name,) = [name for name in disk.list(f"{FOLDER}/log") if name.endswith(".seg")]
@@ -375,14 +366,14 @@ def test_a_lost_part_of_the_log_is_told() -> None:
 def test_a_failed_sync_is_sticky_and_confirms_nothing() -> None:
     disk = SimDisk(random.Random(1))
     state = open_state(disk)
-    state.put(b"a", b"1", 1.0)
+    state.apply([(b"a", b"1")], 1.0)
     sync(state, 1.0)
-    state.put(b"b", b"2", 1.0)
+    state.apply([(b"b", b"2")], 1.0)
     disk.profile = DiskProfile(failing_syncs=(disk.sync_count + 1,))
     sync(state, 1.0)
     assert state.durable_offset == 1
     with pytest.raises(LogError):
-        state.put(b"c", b"3", 1.0)
+        state.apply([(b"c", b"3")], 1.0)
     assert b"c" not in state.state
     disk.power_loss((Persistence.NONE,))
     assert dict(open_state(disk).state) == {b"a": b"1"}
@@ -393,7 +384,7 @@ def test_a_full_disk_costs_the_snapshot_but_not_the_sync() -> None:
     notes: list[tuple[str, str]] = []
     state = open_state(disk, notes)
     for number in range(INTERVAL_RECORDS):
-        state.put(b"key %d" % number, bytes(30), 1.0)
+        state.apply([(b"key %d" % number, bytes(30))], 1.0)
     disk.profile = DiskProfile(capacity_bytes=disk.used_bytes + 60)
     sync(state, 1.0)
     assert state.durable_offset == INTERVAL_RECORDS
@@ -410,11 +401,11 @@ def test_only_one_sync_runs_at_a_time_and_changes_meanwhile_stay_out_of_the_snap
     disk = SimDisk(random.Random(1))
     state = open_state(disk)
     for number in range(INTERVAL_RECORDS):
-        state.put(b"key", b"%d" % number, 1.0)
+        state.apply([(b"key", b"%d" % number)], 1.0)
     task = state.start_sync(1.0)
     assert task is not None
-    state.put(b"key", b"later", 1.0)
-    state.put(b"other", b"later", 1.0)
+    state.apply([(b"key", b"later")], 1.0)
+    state.apply([(b"other", b"later")], 1.0)
     assert state.start_sync(1.0) is None
     task.run()
     state.finish_sync(None)
@@ -430,15 +421,15 @@ def test_only_one_sync_runs_at_a_time_and_changes_meanwhile_stay_out_of_the_snap
 def test_what_no_snapshot_could_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = open_state(MemoryDisk())
     with pytest.raises(LogError, match="key of 65536 bytes"):
-        state.put(bytes(65_536), b"", 1.0)
+        state.apply([(bytes(65_536), b"")], 1.0)
     monkeypatch.setattr(state_log_module, "MAX_SNAPSHOT_BYTES", 32 + 3 * (7 + 1 + 10))
     for key in (b"a", b"b", b"c"):
-        state.put(key, bytes(10), 1.0)
+        state.apply([(key, bytes(10))], 1.0)
     for changes in ([(b"d", b"")], [(b"a", bytes(11))], [(b"a", None), (b"d", bytes(11))]):
         with pytest.raises(LogError, match="would grow"):
             state.apply(changes, 1.0)
     assert state.next_offset == 3
     state.apply([(b"a", None), (b"d", bytes(10))], 1.0)
-    state.delete(b"d", 1.0)
-    state.put(b"b", b"smaller", 1.0)
+    state.apply([(b"d", None)], 1.0)
+    state.apply([(b"b", b"smaller")], 1.0)
     assert state._state_bytes == 32 + sum(7 + len(key) + len(value) for key, value in state.state.items())

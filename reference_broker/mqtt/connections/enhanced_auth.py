@@ -71,8 +71,7 @@ def step(connection: MqttConnection, data: bytes | None) -> bytes | None:
         try:
             answer = exchange.scram.step(data)
         except ScramError as error:
-            message = f"authentication failed: {error}"
-            raise ProtocolError(message, statement, Reason.NOT_AUTHORIZED) from error
+            raise ProtocolError(f"authentication failed: {error}", statement, Reason.NOT_AUTHORIZED) from error
     if exchange.scram.state is ScramState.DONE:
         return answer
     send_auth(connection, Reason.CONTINUE_AUTHENTICATION, answer)

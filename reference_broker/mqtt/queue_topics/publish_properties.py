@@ -33,8 +33,7 @@ def _whole(limit: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         # isdecimal also holds for digits of other scripts.
         if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= limit):
-            message = f"must be a whole number from 0 to {limit}, not {text[:40]!r}"
-            raise ValueError(message)
+            raise ValueError(f"must be a whole number from 0 to {limit}, not {text[:40]!r}")
         return int(text)
 
     return parse
@@ -42,15 +41,13 @@ def _whole(limit: int) -> Callable[[str], int]:
 
 def _transaction_id(text: str) -> str:
     if not 0 < len(text.encode()) <= _MAX_TRANSACTION_ID_BYTES:
-        message = f"must have 1 to {_MAX_TRANSACTION_ID_BYTES} bytes"
-        raise ValueError(message)
+        raise ValueError(f"must have 1 to {_MAX_TRANSACTION_ID_BYTES} bytes")
     return text
 
 
 def _flag(text: str) -> bool:
     if text not in ("0", "1"):
-        message = f"must be 0 or 1, not {text[:40]!r}"
-        raise ValueError(message)
+        raise ValueError(f"must be 0 or 1, not {text[:40]!r}")
     return text == "1"
 
 

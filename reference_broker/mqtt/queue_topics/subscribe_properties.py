@@ -26,15 +26,13 @@ _MAX_DIGITS: Final = 19
 
 def _prefetch(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= MAX_PREFETCH):
-        message = f"it must be a whole number from 1 to {MAX_PREFETCH}, not {text[:40]!r}"
-        raise ValueError(message)
+        raise ValueError(f"it must be a whole number from 1 to {MAX_PREFETCH}, not {text[:40]!r}")
     return int(text)
 
 
 def _notify(text: str) -> bool:
     if text not in ("0", "1"):
-        message = f"it must be 0 or 1, not {text[:40]!r}"
-        raise ValueError(message)
+        raise ValueError(f"it must be 0 or 1, not {text[:40]!r}")
     return text == "1"
 
 
@@ -42,8 +40,7 @@ def _ack_mode(text: str) -> AckMode:
     try:
         return AckMode(text)
     except ValueError as error:
-        message = f"it must be explicit or auto, not {text[:40]!r}"
-        raise ValueError(message) from error
+        raise ValueError(f"it must be explicit or auto, not {text[:40]!r}") from error
 
 
 _PARSERS: dict[str, Callable[[str], object]] = {

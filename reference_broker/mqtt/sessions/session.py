@@ -243,8 +243,7 @@ class Released(_Sent):
 
     def message_for(self, packet_id: int) -> Message:
         """There is none any more."""
-        message = f"the message of packet id {packet_id} was released"
-        raise LookupError(message)
+        raise LookupError(f"the message of packet id {packet_id} was released")
 
     def delivery_for(self, packet_id: int) -> Delivery | None:
         return None

@@ -162,30 +162,12 @@ def stored_subscription(
     *,
     retained_due: bool = False,
 ) -> StoredSubscription:
-    return StoredSubscription(
-        topic_filter=subscription.topic_filter,
-        qos=subscription.qos,
-        no_local=subscription.no_local,
-        retain_as_published=subscription.retain_as_published,
-        retain_handling=subscription.retain_handling,
-        identifier=subscription.identifier,
-        share_name=subscription.share_name,
-        group=group,
-        options=options,
-        retained_due=retained_due,
-    )
+    asked = msgspec.structs.asdict(subscription)
+    return StoredSubscription(**asked, group=group, options=options, retained_due=retained_due)
 
 
 def restored_subscription(stored: StoredSubscription) -> Subscription:
-    return Subscription(
-        topic_filter=stored.topic_filter,
-        qos=stored.qos,
-        no_local=stored.no_local,
-        retain_as_published=stored.retain_as_published,
-        retain_handling=stored.retain_handling,
-        identifier=stored.identifier,
-        share_name=stored.share_name,
-    )
+    return Subscription(**{name: getattr(stored, name) for name in Subscription.__struct_fields__})
 
 
 class StoredState(msgspec.Struct, kw_only=True):
@@ -260,8 +242,7 @@ def read_state(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -
     """
     version = records.get(VERSION_KEY)
     if version is not None and version != str(FORMAT_VERSION).encode():
-        message = f"sessions were written in format {version!r}; this broker reads format {FORMAT_VERSION}"
-        raise RecordError(message)
+        raise RecordError(f"sessions were written in format {version!r}; this broker reads format {FORMAT_VERSION}")
     state = StoredState()
     for key, value in records.items():
         if key == VERSION_KEY or key[:1] == OTHERS:

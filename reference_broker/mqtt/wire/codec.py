@@ -319,8 +319,7 @@ def frame(header: int, *parts: bytes) -> bytes:
     """Fixed header and body. Raises :class:`ValueError` over the protocol's size limit."""
     length = sum(map(len, parts))
     if length > MAX_VARIABLE_INTEGER:
-        message = f"a packet body holds at most {MAX_VARIABLE_INTEGER} bytes, not {length}"
-        raise ValueError(message)
+        raise ValueError(f"a packet body holds at most {MAX_VARIABLE_INTEGER} bytes, not {length}")
     return b"".join((bytes((header,)), encode_variable_integer(length), *parts))
 
 

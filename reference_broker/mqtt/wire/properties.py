@@ -138,16 +138,14 @@ def read_properties(reader: Reader, packet: int) -> Properties:
             continue
         rule = BY_IDENTIFIER.get(identifier)
         if rule is None or packet not in rule.packets:
-            message = f"property 0x{identifier:02x} may not stand in this packet"
-            raise MalformedPacketError(message, "MQTT-4.13.1-1")
+            raise MalformedPacketError(f"property 0x{identifier:02x} may not stand in this packet", "MQTT-4.13.1-1")
         value = _read_value(section, rule.kind)
         check_value(rule, value)
         if identifier == _SUBSCRIPTION_IDENTIFIER and packet == PacketType.PUBLISH:
             assert isinstance(value, int)
             identifiers.append(value)
         elif rule.name in fields or (identifier == _SUBSCRIPTION_IDENTIFIER and identifiers):
-            message = f"property {rule.name} stands twice in one packet"
-            raise ProtocolError(message, "MQTT-4.13.1-1")
+            raise ProtocolError(f"property {rule.name} stands twice in one packet", "MQTT-4.13.1-1")
         elif identifier == _SUBSCRIPTION_IDENTIFIER:
             assert isinstance(value, int)
             identifiers.append(value)
@@ -159,11 +157,9 @@ def read_properties(reader: Reader, packet: int) -> Properties:
 def check_value(rule: Rule, value: object) -> None:
     """Raises :class:`ProtocolError` for a value of the right type that the property may not have (MQTT-4.13.1-1)."""
     if rule.kind is Kind.FLAG and value not in (0, 1):
-        message = f"property {rule.name} must be 0 or 1"
-        raise ProtocolError(message, "MQTT-4.13.1-1")
+        raise ProtocolError(f"property {rule.name} must be 0 or 1", "MQTT-4.13.1-1")
     if value == 0 and not rule.zero_allowed:
-        message = f"property {rule.name} must not be 0"
-        raise ProtocolError(message, "MQTT-4.13.1-1")
+        raise ProtocolError(f"property {rule.name} must not be 0", "MQTT-4.13.1-1")
 
 
 def encode_properties(properties: Properties) -> bytes:

@@ -29,8 +29,7 @@ def encode_binary(data: bytes) -> bytes:
     """Length-prefixed bytes. Raises :class:`ValueError` over 65,535 bytes."""
     length = len(data)
     if length > 65_535:
-        message = f"a string or binary field holds at most 65535 bytes, not {length}"
-        raise ValueError(message)
+        raise ValueError(f"a string or binary field holds at most 65535 bytes, not {length}")
     return length.to_bytes(2, "big") + data
 
 

@@ -29,8 +29,7 @@ class AdminRequest(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, kind: type[_T]) -> _T:
         """The payload as a struct. Raises :class:`QueueError` (BAD_OPTION) saying what is wrong."""
         if len(self.payload) > MAX_REQUEST_BYTES:
-            text = f"a request has at most {MAX_REQUEST_BYTES} bytes"
-            raise QueueError(QueueErrorCode.TOO_LARGE, text)
+            raise QueueError(QueueErrorCode.TOO_LARGE, f"a request has at most {MAX_REQUEST_BYTES} bytes")
         try:
             return msgspec.json.decode(self.payload or b"{}", type=kind)
         except (ValueError, RecursionError) as error:

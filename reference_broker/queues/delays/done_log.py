@@ -206,7 +206,6 @@ class DoneLog(SyncPoint):
         return finished
 
     def abandon(self, error: QueueError) -> None:
-        """See :meth:`SyncPoint.abandon`."""
         confirms, self._confirms = self._confirms, []
         call_all(confirms, error)
         super().abandon(error)

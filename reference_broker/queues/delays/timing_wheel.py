@@ -133,8 +133,7 @@ class TimingWheel:
             dues.extend(array("q", [_DEAD]) * (at - len(dues)))
             dues.append(due_ms)
         elif number in self:
-            message = f"there is a timer {number}"
-            raise ValueError(message)
+            raise ValueError(f"there is a timer {number}")
         elif at < 0:
             self._old[number] = due_ms
             self._old_in_order = False

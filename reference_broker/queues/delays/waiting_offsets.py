@@ -44,12 +44,10 @@ class WaitingOffsets:
         return list(islice(merge(self.wheel.items(first, end), due), limit))
 
     def count(self, first: int, end: int) -> int:
-        """See :meth:`WantedOffsets.count`."""
         others = (*self.refused, *self.in_hand, *(offset for offset, _ in self.unarmed))
         return self.wheel.count(first, end) + sum(first <= offset < end for offset in others)
 
     def numbers(self, first: int, end: int) -> Iterable[int]:
-        """See :meth:`WantedOffsets.numbers`."""
         others = (*self.refused, *self.in_hand, *(offset for offset, _ in self.unarmed))
         return chain([offset for offset in others if first <= offset < end], self.wheel.snapshot(first, end))
 

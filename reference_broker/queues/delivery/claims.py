@@ -71,8 +71,7 @@ def _named(group: ConsumerGroup, partition: int, offset: int, since: float) -> P
         text = f"{message_id} is with no consumer of group {group.group_id!r}: it is settled, or will come by itself"
         raise QueueError(QueueErrorCode.NOT_PENDING, text)
     if entry.claimed_at > since:
-        text = f"{message_id} was delivered more recently than the claim asks for"
-        raise QueueError(QueueErrorCode.NOT_IDLE, text)
+        raise QueueError(QueueErrorCode.NOT_IDLE, f"{message_id} was delivered more recently than the claim asks for")
     return entry
 
 

@@ -27,14 +27,6 @@ class Outcome(Enum):
     EXTEND = "extend"
     """None yet: it shall time out later."""
 
-    @classmethod
-    def modified(cls, *, failed: bool, undeliverable_here: bool) -> Outcome:
-        """What ``modified`` of AMQP 1.0 (3.4.5) comes to. What a consumer must not get again goes to the dead letters,
-        as with RabbitMQ: else it might wait for ever for a consumer of the group that takes it."""
-        if undeliverable_here:
-            return cls.REJECT
-        return cls.FAIL if failed else cls.RELEASE
-
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One settlement of one or more deliveries of a queue.

@@ -134,8 +134,7 @@ def find_by_receipt(groups: Iterable[ConsumerGroup], queue: str, receipt: str) -
     """
     named, partition, offset, delivery_count, nonce = parse_receipt(receipt)
     if named != queue:
-        text = f"the receipt {receipt[:80]!r} is of another queue than {queue!r}"
-        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the receipt {receipt[:80]!r} is of another queue than {queue!r}")
     stale = False
     for group in groups:
         entry = group.unsettled_entry(partition, offset)

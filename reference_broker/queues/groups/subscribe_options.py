@@ -87,8 +87,7 @@ def parse_cursor(text: str) -> CursorPosition:
     # isdecimal also holds for digits of other scripts.
     if text.isascii() and text.isdecimal():
         if len(text) > _MAX_DIGITS:
-            message = f"an offset has at most {_MAX_DIGITS} digits"
-            raise ValueError(message)
+            raise ValueError(f"an offset has at most {_MAX_DIGITS} digits")
         return CursorPosition(kind=CursorKind.OFFSET, value=int(text))
     try:
         return CursorPosition(kind=CursorKind.TIME, value=parse_time_ms(text))

@@ -46,12 +46,10 @@ def parse_duration_ms(text: str) -> int:
             total_ns += -(-int(fraction) * scale // 10 ** len(fraction))
         at = part.end()
     if not text or at != len(text):
-        message = f"{text[:_MAX_CHARACTERS]!r} is not a duration like 250ms, 30s or 1h30m"
-        raise ValueError(message)
+        raise ValueError(f"{text[:_MAX_CHARACTERS]!r} is not a duration like 250ms, 30s or 1h30m")
     total_ms = -(-total_ns // 1_000_000)
     if total_ms > MAX_DURATION_MS:
-        message = f"{text!r} is longer than any duration can be here"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is longer than any duration can be here")
     return total_ms
 
 
@@ -68,8 +66,7 @@ def parse_time_ms(text: str) -> int:
         moment = datetime.fromisoformat(f"{day}T{time}{'+00:00' if zone in 'Zz' else zone}")
         whole_ms = (moment - _EPOCH) // _MILLISECOND
     except (ValueError, OverflowError) as error:
-        message = f"{text!r} is not a time: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"{text!r} is not a time: {error}") from error
     if fraction is not None:
         whole_ms += -(-int(fraction) * 1_000 // 10 ** len(fraction))
     return whole_ms

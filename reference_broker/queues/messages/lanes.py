@@ -30,8 +30,7 @@ def lane_of_level(level: int) -> Priority:
     Raises :class:`ValueError` for a level below 0 or above 40.
     """
     if not 0 <= level <= _PLUMEGO_LEVELS[0]:
-        message = f"a priority level is 0 to {_PLUMEGO_LEVELS[0]}, not {level}"
-        raise ValueError(message)
+        raise ValueError(f"a priority level is 0 to {_PLUMEGO_LEVELS[0]}, not {level}")
     return Priority(next(lane for lane, lowest in enumerate(_PLUMEGO_LEVELS) if level >= lowest))
 
 

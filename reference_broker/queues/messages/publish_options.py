@@ -36,8 +36,7 @@ def priority_named(text: str) -> Priority:
     """``critical``, ``high``, ``normal``, ``low``, ``background``, or ``0`` to ``4``. Raises :class:`ValueError`."""
     lane = _PRIORITIES.get(text.lower())
     if lane is None:
-        message = f"must be critical, high, normal, low, background, or 0 to 4, not {text[:40]!r}"
-        raise ValueError(message)
+        raise ValueError(f"must be critical, high, normal, low, background, or 0 to 4, not {text[:40]!r}")
     return lane
 
 

@@ -283,8 +283,7 @@ def lane_in(value: bytes) -> int:
     """The lane that a priority header names. Raises :class:`ValueError`."""
     lane = int(value)
     if not 0 <= lane < MAX_PRIORITY_LEVELS:
-        message = f"there is no priority {lane}"
-        raise ValueError(message)
+        raise ValueError(f"there is no priority {lane}")
     return lane
 
 

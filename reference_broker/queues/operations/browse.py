@@ -26,8 +26,7 @@ def browse(queue: DurableQueue, limit: int, most_bytes: int | None = None) -> li
     first is larger. Raises :class:`QueueError` (LIMIT) for more than ``MAX_BROWSED``, and :class:`LogError`.
     """
     if not 0 <= limit <= MAX_BROWSED:
-        text = f"0 to {MAX_BROWSED} messages can be looked at in one call, not {limit}"
-        raise QueueError(QueueErrorCode.LIMIT, text)
+        raise QueueError(QueueErrorCode.LIMIT, f"0 to {MAX_BROWSED} messages can be looked at in one call, not {limit}")
     found: list[tuple[str, StoredMessage]] = []
     size = 0
     runs = [_read(partition, start) for partition, start in queue.contents.unsettled_starts()]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.queues.groups.delivery import GroupStats, QueueStats
+from assay.reference_broker.queues.groups.group_counts import GroupCounts
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
     from assay.reference_broker.queues.queue.queue import DurableQueue
+
+_COUNTED: Final = [name for name in GroupStats.__struct_fields__ if name in vars(GroupCounts())]
 
 
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
@@ -54,7 +57,6 @@ def is_failed(queue: DurableQueue) -> bool:
 def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
     """One group of the queue."""
     untried = group.untried_count
-    counts = group.counts
     return GroupStats(
         group=group.group_id,
         consumers=len(group.consumers),
@@ -64,24 +66,5 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         dead_lettering=group.moving_count,
         ack_floors=tuple(place.committed for place in group.places),
         generation=group.generation,
-        delivered=counts.delivered,
-        redelivered=counts.redelivered,
-        acked=counts.acked,
-        nacked=counts.nacked,
-        rejected=counts.rejected,
-        released=counts.released,
-        timed_out=counts.timed_out,
-        expired=counts.expired,
-        purged=counts.purged,
-        dead_lettered=counts.dead_lettered,
-        replayed=counts.replayed,
-        discarded=counts.discarded,
-        unmatched=counts.unmatched,
-        dropped=counts.dropped,
-        slow_consumers=counts.slow_consumers,
-        claimed=counts.claimed,
-        rewound=counts.rewound,
-        skipped=counts.skipped,
-        sessions_ended=counts.sessions_ended,
-        unreadable=counts.unreadable,
+        **{name: getattr(group.counts, name) for name in _COUNTED},
     )

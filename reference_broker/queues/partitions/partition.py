@@ -402,7 +402,6 @@ class QueuePartition(SyncPoint):
             pop(each, None)
 
     def abandon(self, error: QueueError) -> None:
-        """See :meth:`SyncPoint.abandon`."""
         unwritten, self._unwritten = self._unwritten, None
         if unwritten is not None:
             call_all(unwritten.confirms, error)

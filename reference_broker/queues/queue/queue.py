@@ -610,8 +610,7 @@ class DurableQueue(EnqueuePath):
         group.close_log()
         self._drop_group(group)
         if not group.transient and (error := sync_now(self._files.remove_group(group.group_id))) is not None:
-            message = f"the group {group.group_id!r} cannot be deleted: {error.strerror or error}"
-            raise LogError(message) from error
+            raise LogError(f"the group {group.group_id!r} cannot be deleted: {error.strerror or error}") from error
 
     def _leave_mark(self, group: ConsumerGroup) -> None:
         """The last group of a dead-letter queue goes: the broker's own remembers what it had settled."""
@@ -735,11 +734,9 @@ class DurableQueue(EnqueuePath):
     # -- limits --------------------------------------------------------------------------------------------------
 
     def expire_next(self, group: ConsumerGroup, place: GroupPartition, stored: StoredMessage, now: float) -> None:
-        """See :meth:`GroupOwner.expire_next`."""
         self.limits.expire_next(group, place, stored, now)
 
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, stored: StoredMessage, now: float) -> None:
-        """See :meth:`GroupOwner.expire_entry`."""
         self.limits.expire_entry(group, entry, stored, now)
 
     def pass_time(self, group: ConsumerGroup, now: float) -> None:

@@ -155,8 +155,7 @@ class Coordinator(SyncPoint):
         """Blocks until all changes so far are durable; only at opening. Raises :class:`LogError`."""
         failure = sync_now(self)
         if failure is not None:
-            message = f"cannot sync the state in {FOLDER}: {failure.strerror or failure}"
-            raise LogError(message) from failure
+            raise LogError(f"cannot sync the state in {FOLDER}: {failure.strerror or failure}") from failure
 
     def take_number(self) -> int:
         """A number that was never given out; reliable once :attr:`numbers_are_safe`. Raises :class:`QueueError`."""

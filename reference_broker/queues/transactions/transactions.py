@@ -380,8 +380,7 @@ class Transactions(ProducerNames):
             on_done(None)
             return
         if transaction.state is TransactionState.DECIDING:
-            text = f"transaction {transaction_id} is being committed"
-            raise QueueError(QueueErrorCode.TRANSACTION_STATE, text)
+            raise QueueError(QueueErrorCode.TRANSACTION_STATE, f"transaction {transaction_id} is being committed")
         if transaction.state in UNDECIDED:
             self._phases.abort(transaction, transaction.reason or "aborted by its producer")
         transaction.afterwards.append(lambda: on_done(None))
