@@ -2,7 +2,7 @@
 
 Foreign files (``storage_tools.foreign``): GoQueue's messages, segment folders and small files both ways; FluxMQ's
 configuration, group and consumer files for reading. A walk yields sound messages and damage, like ``segment_scan``. Our
-log numbers records itself; an import returns an ``OffsetMap``.
+log numbers records itself.
 
 Tools (``storage_tools``, ``assay storage``) read all formats as one: chunks (batches or messages) and damage. Findings
 are data; tables, JSON and the repair plan come from the same structs. Three sources tell a torn write from damage: the

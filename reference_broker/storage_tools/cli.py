@@ -97,8 +97,7 @@ def _find_segment(layout: StoreLayout, disk: ReadOnlyDisk, path: str) -> tuple[S
                 return one, place.codec
     base = segment_base(os.path.basename(path), layout.format)
     if base is None or not disk.exists(path):
-        message = f"there is no segment {path} below {disk.root}; `assay storage inspect` lists them"
-        raise LayoutError(message)
+        raise LayoutError(f"there is no segment {path} below {disk.root}; `assay storage inspect` lists them")
     return SegmentPlace(path=path, base_offset=base), Codec(format=layout.format)
 
 
@@ -330,8 +329,7 @@ def parse_layout(text: str) -> GoQueueLayout:
     """Raises :class:`typer.BadParameter`."""
     known = {str(one.value): one for one in GoQueueLayout}
     if text not in known:
-        message = f"{text!r} is no layout of GoQueue; choose 34 (today's), 32 or 30"
-        raise typer.BadParameter(message)
+        raise typer.BadParameter(f"{text!r} is no layout of GoQueue; choose 34 (today's), 32 or 30")
     return known[text]
 
 

@@ -9,7 +9,7 @@ from assay.reference_broker.storage.file_names import encode_name
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage.session_store import HERE as SESSIONS_MARK
 from assay.reference_broker.storage.session_store import LOST as SESSIONS_LOST
-from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
     CONFIG_PATH,
     MAX_JSON_BYTES,
@@ -123,5 +123,4 @@ def _check_fluxmq(disk: ReadOnlyDisk, findings: Findings) -> None:
 
 
 def _add(findings: Findings, severity: Severity, kind: FindingKind, path: str, problem: str, meaning: str) -> None:
-    position = position_in(problem)
-    findings.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, position=position))
+    findings.report(severity, kind, path, problem, meaning, position=position_in(problem))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
@@ -100,8 +101,7 @@ def _read_segment(
 ) -> Iterator[LogRecord]:
     segment = place.segments[number]
     end_offset = place.end_offset_of(number)
-    file = disk.open(segment.path)
-    try:
+    with closing(disk.open(segment.path)) as file:
         walk = walk_chunks(file, segment.base_offset, place.codec, end_offset=end_offset)
         chunks = _wanted_chunks(walk, wanted, segment.path, note)
         for chunk in _backwards(chunks, file, place) if newest_first else chunks:
@@ -111,8 +111,6 @@ def _read_segment(
                 note(f"{segment.path} bytes {chunk.position} to {chunk.end}", str(error))
                 continue
             yield from filter(wanted.wants, reversed(records) if newest_first else records)
-    finally:
-        file.close()
 
 
 def _wanted_chunks(walk: Iterator[Chunk | Damage], wanted: RecordFilter, path: str, note: Note) -> Iterator[Chunk]:

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -116,11 +116,10 @@ class _Export:
     def to_fluxmq(self, places: list[PartitionPlace], target: RealDisk) -> None:
         one_log = self._options.format is ExportFormat.FLUXMQ_SEGMENTS
         if one_log and len(places) != 1:
-            message = (
+            raise TransferError(
                 f"queue {self._options.queue!r} has {len(places)} partitions, and this layout has one log for a queue; "
                 "choose one with --partition, or --format fluxmq"
             )
-            raise TransferError(message)
         folder = f"queues/{_flux_folder(self._options.name or self._options.queue)}"
         encoder = BatchEncoder(Compression.NONE)
         for place in places:
@@ -153,8 +152,7 @@ class _Export:
     def _chunks(self, place: PartitionPlace) -> Iterator[Chunk]:
         for number, segment in enumerate(place.segments):
             end_offset = place.end_offset_of(number)
-            file = self._disk.open(segment.path)
-            try:
+            with closing(self._disk.open(segment.path)) as file:
                 for found in walk_chunks(file, segment.base_offset, place.codec, end_offset=end_offset):
                     if isinstance(found, Damage):
                         is_torn = found.is_tail and end_offset is None
@@ -162,8 +160,6 @@ class _Export:
                     else:
                         self._progress(found.size)
                         yield found
-            finally:
-                file.close()
 
     def _skip(self, place: str, problem: str, *, is_torn: bool) -> None:
         if not is_torn and not self._options.skip_damaged:
@@ -218,11 +214,9 @@ def _refuse_existing(out: Path) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists():
-        message = f"{out} exists already; nothing is overwritten: choose a new name"
-        raise TransferError(message)
+        raise TransferError(f"{out} exists already; nothing is overwritten: choose a new name")
     if not out.resolve().parent.is_dir():
-        message = f"{out.resolve().parent} does not exist; create it first"
-        raise TransferError(message)
+        raise TransferError(f"{out.resolve().parent} does not exist; create it first")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -96,6 +97,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """First record offset behind those concerned; None when it is not known."""
 
 
+class FindingPlace(TypedDict, total=False):
+    """As far as it is known; see :class:`Finding`."""
+
+    queue: str | None
+    partition: int | None
+    position: int | None
+    end_position: int | None
+    offset: int | None
+    end_offset: int | None
+
+
 class Findings:
     """Collects findings up to a limit, and counts all of them."""
 
@@ -111,30 +123,10 @@ class Findings:
         path: str,
         problem: str,
         meaning: str,
-        *,
-        queue: str | None = None,
-        partition: int | None = None,
-        position: int | None = None,
-        end_position: int | None = None,
-        offset: int | None = None,
-        end_offset: int | None = None,
+        **place: Unpack[FindingPlace],
     ) -> None:
         """Add a finding made of these fields; a check binds the place it looks at once and for all."""
-        self.add(
-            Finding(
-                severity=severity,
-                kind=kind,
-                path=path,
-                problem=problem,
-                meaning=meaning,
-                queue=queue,
-                partition=partition,
-                position=position,
-                end_position=end_position,
-                offset=offset,
-                end_offset=end_offset,
-            )
-        )
+        self.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, **place))
 
     def add(self, finding: Finding) -> None:
         self.counts[finding.severity] += 1

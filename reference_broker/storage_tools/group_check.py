@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from crc32c import crc32c
@@ -23,7 +24,7 @@ from assay.reference_broker.storage.pending_codec import (
 )
 from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, MARK_SUFFIX, GroupPaths
 from assay.reference_broker.storage.record import RecordError
-from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
 from assay.reference_broker.storage_tools.foreign.goqueue_files import (
     MAX_OFFSETS_BYTES,
@@ -56,31 +57,16 @@ def check_groups(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *,
         except OSError as error:
             meaning = "make it readable for this user and check again"
             problem = str(error.strerror or error)
-            finding = Finding(
-                severity=Severity.FAULT,
-                kind=FindingKind.UNREADABLE,
-                path=place.folder,
-                problem=problem,
-                meaning=meaning,
-                queue=place.queue,
-            )
-            findings.add(finding)
+            findings.report(Severity.FAULT, FindingKind.UNREADABLE, place.folder, problem, meaning, queue=place.queue)
 
 
 def _check_offsets(disk: ReadOnlyDisk, path: str, findings: Findings) -> None:
     try:
         decode_offsets(disk.read(path, MAX_OFFSETS_BYTES + 1))
     except GoQueueFileError as error:
-        findings.add(
-            Finding(
-                severity=Severity.FAULT,
-                kind=FindingKind.GROUP_DAMAGED,
-                path=path,
-                position=position_in(str(error)),
-                problem=str(error),
-                meaning="the group's committed offsets are lost: it reads from where its reset policy says",
-            )
-        )
+        meaning = "the group's committed offsets are lost: it reads from where its reset policy says"
+        position = position_in(str(error))
+        findings.report(Severity.FAULT, FindingKind.GROUP_DAMAGED, path, str(error), meaning, position=position)
 
 
 class _GroupCheck:
@@ -175,8 +161,7 @@ class _GroupCheck:
 
     def _check_frames(self, path: str, header: LogHeader) -> int:
         end = header.size
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             for found in walk_frames(file, header.size):
                 if isinstance(found, LogDamage):
                     rest = file.read_at(found.position, MAX_FRAME_BYTES + _FRAME_BYTES)
@@ -190,8 +175,6 @@ class _GroupCheck:
                     self._report_damage(path, damage, is_unfinished=False)
                     break
                 end = found.end
-        finally:
-            file.close()
         return end
 
     def _report_damage(self, path: str, damage: LogDamage, *, is_unfinished: bool) -> None:

@@ -87,8 +87,7 @@ def _copy_of(disk: ReadOnlyDisk, folder: str) -> MemoryDisk:
     """The files of a folder in memory. Raises :class:`ValueError` when they are too large, :class:`OSError`."""
     names = [name for name in disk.list(folder) if not disk.is_folder(f"{folder}/{name}")]
     if sum(disk.size(f"{folder}/{name}") for name in names) > MAX_COPIED_BYTES:
-        message = f"its files have more than {MAX_COPIED_BYTES} bytes and are not replayed"
-        raise ValueError(message)
+        raise ValueError(f"its files have more than {MAX_COPIED_BYTES} bytes and are not replayed")
     copy = MemoryDisk()
     copy.make_folder(folder)
     for name in names:

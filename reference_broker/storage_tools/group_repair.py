@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.parse import unquote
 
 from assay.reference_broker.queues.jobs.errors import LogError
@@ -75,8 +75,5 @@ def _name_and_pattern(disk: Disk, paths: GroupPaths, folder_name: str) -> tuple[
 
 
 def _content(disk: Disk, path: str, limit: int) -> bytes:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return file.read_at(0, limit)
-    finally:
-        file.close()

@@ -22,8 +22,8 @@ from assay.reference_broker.storage.disk import DiskFile, RealDisk
 from assay.reference_broker.storage.file_names import encode_name
 from assay.reference_broker.storage.segment_scan import Damage, SoundBatch
 from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage
-from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout
-from assay.reference_broker.storage_tools.foreign.goqueue_records import BrokerHeaders, ConversionError, MessageImporter
+from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueFlag, GoQueueLayout
+from assay.reference_broker.storage_tools.foreign.goqueue_records import BrokerHeaders, ConversionError, to_record
 from assay.reference_broker.storage_tools.json_lines import read_lines
 from assay.reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,
@@ -118,8 +118,7 @@ class _Target:
     def add(self, offset: int, record: NewRecord) -> None:
         """Raises :class:`ValueError` when the offset goes back or the record fits no batch."""
         if offset < self.next_offset:
-            message = f"offset {offset} goes back; at least {self.next_offset} is due"
-            raise ValueError(message)
+            raise ValueError(f"offset {offset} goes back; at least {self.next_offset} is due")
         full = len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES
         if self._pending and (full or offset != self.next_offset):
             self.flush()
@@ -173,7 +172,6 @@ class _Import:
     def copy_partition(self, source: ReadOnlyDisk, place: PartitionPlace) -> None:
         """Raises :class:`TransferError` at damage that is not to be skipped."""
         target = self.target(place.partition)
-        importer = MessageImporter(broker_headers=self._options.broker_headers, skip_control=True)
         for number, segment in enumerate(place.segments):
             file = source.open(segment.path)
             end_offset = place.end_offset_of(number)
@@ -188,7 +186,7 @@ class _Import:
                     if isinstance(found.source, SoundBatch):
                         self._copy_batch(target, found.source, segment.path)
                     else:
-                        self._copy_message(target, importer, found.source, segment.path)
+                        self._copy_message(target, found.source, segment.path)
             finally:
                 file.close()
 
@@ -199,25 +197,24 @@ class _Import:
             return place.codec
         found = detect_segment_layout(file)
         if found is not None and found is not asked:
-            message = (
+            raise TransferError(
                 f"the messages in {path} have the {found.value}-byte layout, not the {asked.value}-byte one; "
                 f"add --layout {found.value} if that is right, or --layout auto"
             )
-            raise TransferError(message)
         return Codec(format=place.codec.format, message_layout=asked)
 
     def _copy_batch(self, target: _Target, batch: SoundBatch, path: str) -> None:
         target.writer.add_batch(batch.header, batch.data)
         target.records += batch.header.record_count
 
-    def _copy_message(self, target: _Target, importer: MessageImporter, found: SoundMessage, path: str) -> None:
+    def _copy_message(self, target: _Target, found: SoundMessage, path: str) -> None:
+        if found.message.flags & GoQueueFlag.CONTROL:
+            target.left_out += 1
+            return
         try:
-            record = importer.record(found.message)
+            record = to_record(found.message, broker_headers=self._options.broker_headers)
         except ConversionError as error:
             self._skip(f"{path} byte {found.position}", str(error), is_torn=False)
-            return
-        if record is None:
-            target.left_out += 1
             return
         offset = found.message.offset if self._options.keep_offsets else target.next_offset
         target.add(offset, record)
@@ -290,20 +287,17 @@ def import_source(
 def check_destination(destination: Path, queue: str) -> None:
     """Refuse to overwrite anything. Raises :class:`TransferError`."""
     if destination.exists() and not destination.is_dir():
-        message = f"{destination} is a file; name the data directory to import into"
-        raise TransferError(message)
+        raise TransferError(f"{destination} is a file; name the data directory to import into")
     if destination.is_dir() and any(destination.iterdir()):
         try:
             found = find_layout(ReadOnlyDisk(destination)).format
         except LayoutError as error:
-            message = f"{destination} is not empty and is no data directory; choose another one"
-            raise TransferError(message) from error
+            raise TransferError(f"{destination} is not empty and is no data directory; choose another one") from error
         if found is not StoreFormat.ASSAY:
             message = f"{destination} is a directory of {found}, which an import would mix up; choose another one"
             raise TransferError(message)
     if (destination / ROOT / encode_name(queue)).exists():
-        message = f"{destination} has a queue {queue!r} already; choose another name with --queue"
-        raise TransferError(message)
+        raise TransferError(f"{destination} has a queue {queue!r} already; choose another name with --queue")
 
 
 @contextmanager
@@ -341,8 +335,7 @@ def _import_directory(run: _Import, source: Path, options: ImportOptions) -> tup
             name = names[0]
         else:
             known = ", ".join(names[:20]) or "none"
-            message = f"choose which queue of {source} to import with --from-queue; there are: {known}"
-            raise TransferError(message)
+            raise TransferError(f"choose which queue of {source} to import with --from-queue; there are: {known}")
     for place in layout.select(name, None):
         run.copy_partition(disk, place)
     return layout.format, name
@@ -361,8 +354,7 @@ def _import_lines(run: _Import, source: Path, options: ImportOptions) -> str:
             try:
                 run.copy_line(partition, record)
             except (BatchError, ValueError) as error:
-                message = f"queue {queue}, partition {partition}, offset {record.offset}: {error}"
-                raise TransferError(message) from error
+                raise TransferError(f"queue {queue}, partition {partition}, offset {record.offset}: {error}") from error
     return next(iter(names), "")
 
 

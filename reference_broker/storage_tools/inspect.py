@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
 
 from assay.reference_broker.storage.durable_mark import MARK_NAME, decode_mark
@@ -241,8 +243,7 @@ def inspect_segment(disk: ReadOnlyDisk, segment: SegmentPlace, codec: Codec, *, 
     """One file batch by batch, the first ``limit`` of them. Raises :class:`OSError`."""
     batches: list[BatchInfo] = []
     more = 0
-    file = disk.open(segment.path)
-    try:
+    with closing(disk.open(segment.path)) as file:
         for found in walk_chunks(file, segment.base_offset, codec):
             if len(batches) >= limit:
                 more += 1
@@ -261,6 +262,4 @@ def inspect_segment(disk: ReadOnlyDisk, segment: SegmentPlace, codec: Codec, *, 
                     )
                 )
         size = file.size
-    finally:
-        file.close()
     return SegmentReport(path=segment.path, format=codec.format, bytes=size, batches=batches, more_batches=more)

@@ -100,11 +100,9 @@ def decode_line(line: bytes, number: int) -> tuple[str, int, LogRecord]:
             headers,
         )
     except (ValueError, RecursionError) as error:
-        message = f"line {number} is no record: {error}"
-        raise JsonLineError(message) from error
+        raise JsonLineError(f"line {number} is no record: {error}") from error
     if not 0 <= record.offset < 1 << 63 or not 0 <= found.partition < 1 << 31 or abs(record.timestamp_ms) >= 1 << 62:
-        message = f"line {number}: offset, partition or time is out of bounds"
-        raise JsonLineError(message)
+        raise JsonLineError(f"line {number}: offset, partition or time is out of bounds")
     return found.queue, found.partition, record
 
 
@@ -122,7 +120,6 @@ def read_lines(source: BinaryIO) -> Iterator[tuple[str, int, LogRecord]]:
     while line := source.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            message = f"line {number} is longer than {MAX_LINE_BYTES} bytes"
-            raise JsonLineError(message)
+            raise JsonLineError(f"line {number} is longer than {MAX_LINE_BYTES} bytes")
         if line.strip():
             yield decode_line(line, number)

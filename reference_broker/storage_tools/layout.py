@@ -152,24 +152,21 @@ class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
         names = [place.name for place in self.queues]
         if queue is not None and queue not in names:
             known = ", ".join(names[:20]) or "none"
-            message = f"there is no queue {queue!r} here; queues: {known}"
-            raise LayoutError(message)
+            raise LayoutError(f"there is no queue {queue!r} here; queues: {known}")
         chosen = [place for place in self.queues if queue is None or place.name == queue]
         if partition is None:
             found = [one for place in chosen for one in place.partitions]
         else:
             found = [one for place in chosen for one in place.logs if one.partition == partition]
         if partition is not None and not found:
-            message = f"no partition {partition} here; `assay storage inspect` lists what there is"
-            raise LayoutError(message)
+            raise LayoutError(f"no partition {partition} here; `assay storage inspect` lists what there is")
         return found
 
 
 def open_directory(directory: Path) -> ReadOnlyDisk:
     """Raises :class:`LayoutError` when it is no readable folder."""
     if not directory.exists():
-        message = f"{directory} does not exist"
-        raise LayoutError(message)
+        raise LayoutError(f"{directory} does not exist")
     if not directory.is_dir():
         message = f"{directory} is a file; name the data directory (for one segment: inspect DIR --segment FILE)"
         raise LayoutError(message)
@@ -230,8 +227,7 @@ def walk_folders(disk: ReadOnlyDisk, start: str) -> list[str]:
         found += below
         level = below
         if len(found) > MAX_FOLDERS:
-            message = f"more than {MAX_FOLDERS} folders below {disk.root}; name a smaller directory"
-            raise LayoutError(message)
+            raise LayoutError(f"more than {MAX_FOLDERS} folders below {disk.root}; name a smaller directory")
         if not level:
             break
     return found

@@ -63,5 +63,4 @@ def read_cleaner(disk: ReadOnlyDisk, folder: str) -> CleanerState | None:
     except FileNotFoundError:
         return None
     except UNREADABLE_JSON as error:
-        message = f"it does not decode: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"it does not decode: {error}") from error

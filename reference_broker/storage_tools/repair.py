@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
 from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
 from assay.reference_broker.storage.file_names import parse_swap_name
 from assay.reference_broker.storage.log_opening import finish_swap
+from assay.reference_broker.storage.whole_file import sync_up
 from assay.reference_broker.storage_tools.findings import Findings
 from assay.reference_broker.storage_tools.group_repair import recover_group
 from assay.reference_broker.storage_tools.layout import (
@@ -106,8 +107,7 @@ def _alone_with(directory: Path, store_format: StoreFormat) -> Iterator[RealDisk
         finally:
             os.close(descriptor)
     except (DirectoryInUseError, BlockingIOError) as error:
-        message = f"{directory} is in use; stop the broker (or the other repair) first"
-        raise RepairError(message) from error
+        raise RepairError(f"{directory} is in use; stop the broker (or the other repair) first") from error
 
 
 class _Repair:
@@ -164,15 +164,9 @@ class _Repair:
         for path in changed:
             self._keep_copy(path)
         for folder in sorted({f"{self.folder}/{path}".rpartition("/")[0] for path in changed}, reverse=True):
-            self._sync_up(folder)
-        self._sync_up(self.folder)
+            sync_up(self._disk, folder)
+        sync_up(self._disk, self.folder)
         return changed
-
-    def _sync_up(self, folder: str) -> None:
-        while folder:
-            self._disk.sync_folder(folder)
-            folder = folder.rpartition("/")[0]
-        self._disk.sync_folder("")
 
     def _files_of(self, action: RepairAction) -> list[str]:
         """Files that exist and that an action may change or remove."""
@@ -263,11 +257,8 @@ class _Repair:
 
     def _mark_of_end(self, place: PartitionPlace, segment: SegmentPlace) -> DurableMark:
         """The whole log is durable: it was just read, and is synced here."""
-        file = self._disk.open(segment.path)
-        try:
+        with closing(self._disk.open(segment.path)) as file:
             file.sync()
-        finally:
-            file.close()
         exam = examine_segment(self._reader, segment, place.codec, end_offset=None, decode=False)
         return DurableMark(exam.end_offset, segment.base_offset, exam.bytes)
 

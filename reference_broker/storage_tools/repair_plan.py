@@ -8,7 +8,7 @@ import msgspec
 
 from assay.reference_broker.storage.cleaner_file import CLEANER_NAME
 from assay.reference_broker.storage.file_names import parse_swap_name, segment_name
-from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, FindingPlace, Severity, VerifyReport
 from assay.reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
 from assay.reference_broker.storage_tools.repair_record import LostRange
 
@@ -152,17 +152,9 @@ class _Planner:
     ) -> None:
         if path is None:
             path = finding.path if kind is ActionKind.FINISH_SWAP else _name_after_swap(finding.path)
-        action = RepairAction(
-            kind=kind,
-            path=path,
-            reason=reason,
-            queue=finding.queue,
-            partition=finding.partition,
-            position=None if without_range else finding.position,
-            end_position=None if without_range else finding.end_position,
-            offset=None if without_range else finding.offset,
-            end_offset=None if without_range else finding.end_offset,
-        )
+        fields = ("queue", "partition") if without_range else FindingPlace.__annotations__
+        place = {name: getattr(finding, name) for name in fields}
+        action = RepairAction(kind=kind, path=path, reason=reason, **place)
         self._actions.setdefault((kind, action.path, action.position or 0), action)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import msgspec
 
@@ -201,8 +202,7 @@ def examine_segment(
         is_final = end_offset is not None or codec.format is StoreFormat.ASSAY
         checks.append(IndexCheck(data, segment.base_offset, index_format, is_final=is_final))
     exam = _Exam(segment, checks, decode=decode, gaps_are_fine_below=gaps_are_fine_below)
-    file = disk.open(segment.path)
-    try:
+    with closing(disk.open(segment.path)) as file:
         reported = 0
         for found in walk_chunks(file, segment.base_offset, codec, end_offset=end_offset):
             exam.see(found)
@@ -214,8 +214,6 @@ def examine_segment(
         exam.close_tail(is_unfinished=tail is not None and looks_unfinished(file, tail, codec))
         progress(file.size - reported)
         size = file.size
-    finally:
-        file.close()
     return SegmentExam(
         path=segment.path,
         base_offset=segment.base_offset,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.segment_scan import Damage
 from assay.reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
@@ -41,15 +43,12 @@ def rebuild_indexes(disk: Disk, reader: ReadOnlyDisk, place: PartitionPlace, seg
     """Write both indexes of a segment from its batches. A segment without batches has none. Raises :class:`OSError`."""
     number = place.segments.index(segment)
     builders = [IndexBuilder(segment.base_offset, IndexFormat(suffix)) for suffix in place.codec.format.index_suffixes]
-    file = reader.open(segment.path)
-    try:
+    with closing(reader.open(segment.path)) as file:
         walk = walk_chunks(file, segment.base_offset, place.codec, end_offset=place.end_offset_of(number))
         for found in walk:
             if not isinstance(found, Damage):
                 for builder in builders:
                     builder.add(found)
-    finally:
-        file.close()
     for suffix, builder in zip(place.codec.format.index_suffixes, builders, strict=True):
         path = segment.stem + suffix
         if not builder.is_empty:

@@ -23,6 +23,7 @@ from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, 
 from assay.reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
 from assay.reference_broker.storage.offset_index import OffsetIndex
 from assay.reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage.whole_file import replace_whole
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
@@ -81,8 +82,7 @@ class SegmentWriter:
         """A whole encoded batch as it is. Raises :class:`ValueError` when its offsets go back."""
         base = header.base_offset
         if base < self.next_offset:
-            message = f"offset {base} goes back; at least {self.next_offset} is due"
-            raise ValueError(message)
+            raise ValueError(f"offset {base} goes back; at least {self.next_offset} is due")
         if self.first_offset is None:
             self.first_offset = base
         elif base > self.next_offset:
@@ -152,13 +152,5 @@ def write_mark(disk: Disk, folder: str, mark: DurableMark) -> None:
 
 def write_file(disk: Disk, path: str, content: bytes) -> None:
     """Replace a file: write beside it, sync, rename, sync the folder. Raises :class:`OSError`."""
-    temporary = f"{path}.tmp"
-    file = disk.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.append(content)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(temporary, path)
+    replace_whole(disk, path, content)
     disk.sync_folder(path.rpartition("/")[0])

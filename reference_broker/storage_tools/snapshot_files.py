@@ -11,7 +11,7 @@ from assay.reference_broker.storage.snapshots import (
     decode_snapshot,
     parse_snapshot_name,
 )
-from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.layout import walk_folders
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
 
@@ -65,14 +65,6 @@ def check_snapshots(disk: ReadOnlyDisk, findings: Findings) -> None:
     """Report the damaged ones."""
     for one in read_snapshots(disk):
         if one.problem:
-            findings.add(
-                Finding(
-                    severity=Severity.FAULT,
-                    kind=FindingKind.SNAPSHOT_DAMAGED,
-                    path=one.path,
-                    position=0,
-                    problem=one.problem,
-                    meaning="it is of no use: the next older one counts, with a longer replay; delete it",
-                    offset=one.last_offset,
-                )
-            )
+            meaning = "it is of no use: the next older one counts, with a longer replay; delete it"
+            kind, offset = FindingKind.SNAPSHOT_DAMAGED, one.last_offset
+            findings.report(Severity.FAULT, kind, one.path, one.problem, meaning, position=0, offset=offset)

@@ -268,8 +268,7 @@ _OPERATION = msgspec.json.Decoder(Operation)
 def decode_operations(data: bytes) -> OperationLog:
     """``ops.log``, up to the first line that cannot be read. Raises :class:`FluxMQFileError` when it is too large."""
     if len(data) > MAX_OPERATIONS_BYTES:
-        message = f"an operation log of {len(data)} bytes; at most {MAX_OPERATIONS_BYTES} are read"
-        raise FluxMQFileError(message)
+        raise FluxMQFileError(f"an operation log of {len(data)} bytes; at most {MAX_OPERATIONS_BYTES} are read")
     operations: list[Operation] = []
     at = 0
     while at < len(data):
@@ -291,22 +290,19 @@ def _decode(data: bytes, kind: type[_Decoded], what: str) -> _Decoded:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        message = f"the {what} cannot be read: {error}"
-        raise FluxMQFileError(message) from error
+        raise FluxMQFileError(f"the {what} cannot be read: {error}") from error
 
 
 def _check_version(version: int, greatest: int, what: str) -> None:
     if not 0 <= version <= greatest:
-        message = f"version {version} of the {what} is not known; up to {greatest} are"
-        raise FluxMQFileError(message)
+        raise FluxMQFileError(f"version {version} of the {what} is not known; up to {greatest} are")
 
 
 def _check_natural(what: str, *numbers: int) -> None:
     """Go's unsigned numbers, that is."""
     for number in numbers:
         if not 0 <= number < 2**64:
-            message = f"{number} in the {what} is out of bounds"
-            raise FluxMQFileError(message)
+            raise FluxMQFileError(f"{number} in the {what} is out of bounds")
 
 
 def find_groups(disk: Disk) -> list[str]:

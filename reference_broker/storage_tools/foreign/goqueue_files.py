@@ -79,24 +79,16 @@ def encode_index(entries: Sequence[tuple[int, int]]) -> bytes:
     return b"".join(_PAIR.pack(*entry) for entry in entries)
 
 
-def encode_offsets(offsets: GroupOffsets) -> bytes:
-    """The bytes of an ``offsets.json``, indented as GoQueue does."""
-    return msgspec.json.format(msgspec.json.encode(offsets), indent=2)
-
-
 def decode_offsets(data: bytes) -> GroupOffsets:
     """Times come with microseconds. Raises :class:`GoQueueFileError`."""
     if len(data) > MAX_OFFSETS_BYTES:
-        message = f"{len(data)} bytes of committed offsets; at most {MAX_OFFSETS_BYTES} are read"
-        raise GoQueueFileError(message)
+        raise GoQueueFileError(f"{len(data)} bytes of committed offsets; at most {MAX_OFFSETS_BYTES} are read")
     try:
         offsets = msgspec.json.decode(data, type=GroupOffsets)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"the committed offsets cannot be read: {error}"
-        raise GoQueueFileError(message) from error
+        raise GoQueueFileError(f"the committed offsets cannot be read: {error}") from error
     for topic in offsets.topics.values():
         for partition, committed in topic.partitions.items():
             if committed.offset < 0 or partition != committed.partition or partition < 0:
-                message = f"topic {topic.topic!r}, partition {partition}: {committed} contradicts itself"
-                raise GoQueueFileError(message)
+                raise GoQueueFileError(f"topic {topic.topic!r}, partition {partition}: {committed} contradicts itself")
     return offsets

@@ -12,6 +12,7 @@ import msgspec
 
 from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.segment_scan import Damage, Window
+from assay.reference_broker.storage.whole_file import sync_up, write_whole
 from assay.reference_broker.storage_tools.foreign.goqueue_files import (
     INDEX_INTERVAL_BYTES,
     INDEX_SUFFIX,
@@ -50,16 +51,6 @@ class SoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes in the file."""
     message: GoQueueMessage
-
-
-class WrittenSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment written by an export."""
-
-    path: str
-    base_offset: int
-    messages: int
-    size: int
-    """Bytes of the ``.log`` file."""
 
 
 def walk_messages(
@@ -211,8 +202,7 @@ class GoQueueLogWriter:
     ) -> None:
         """Raises :class:`FileExistsError` when the folder holds segments, :class:`OSError` when the disk fails."""
         if segment_bases(disk, folder):
-            message = f"{folder} already holds segments; choose an empty folder"
-            raise FileExistsError(message)
+            raise FileExistsError(f"{folder} already holds segments; choose an empty folder")
         self._disk = disk
         self._folder = folder
         self._layout = layout
@@ -224,10 +214,7 @@ class GoQueueLogWriter:
         self._index: list[tuple[int, int]] = []
         self._time_index: list[tuple[int, int]] = []
         self._base_offset = 0
-        self._messages = 0
         self._size = 0
-        self.written: list[WrittenSegment] = []
-        """Finished segments, oldest first."""
         disk.make_folder(folder)
 
     def add(self, message: GoQueueMessage) -> None:
@@ -246,7 +233,6 @@ class GoQueueLogWriter:
         self._buffer.append(data)
         self._buffered_bytes += len(data)
         self._size += len(data)
-        self._messages += 1
         self._next_offset = message.offset + 1
         if self._buffered_bytes >= _WRITE_BYTES:
             self._write_buffer()
@@ -254,7 +240,7 @@ class GoQueueLogWriter:
     def _start_segment(self, base_offset: int) -> None:
         self._base_offset = base_offset
         self._index, self._time_index = [], []
-        self._messages = self._size = 0
+        self._size = 0
         self._file = self._disk.open(f"{self._folder}/{file_name(base_offset)}", create=True)
 
     def _write_buffer(self) -> None:
@@ -270,27 +256,11 @@ class GoQueueLogWriter:
         self._file.close()
         self._file = None
         for suffix, entries in ((INDEX_SUFFIX, self._index), (TIME_INDEX_SUFFIX, self._time_index)):
-            file = self._disk.open(f"{self._folder}/{file_name(self._base_offset, suffix)}", create=True)
-            file.truncate(0)
-            file.append(encode_index(entries))
-            file.sync()
-            file.close()
-        self.written.append(
-            WrittenSegment(
-                path=f"{self._folder}/{file_name(self._base_offset)}",
-                base_offset=self._base_offset,
-                messages=self._messages,
-                size=self._size,
-            )
-        )
+            path = f"{self._folder}/{file_name(self._base_offset, suffix)}"
+            write_whole(self._disk, path, encode_index(entries))
 
-    def close(self) -> list[WrittenSegment]:
-        """Finish and sync everything; returns the segments. Twice is fine. Raises :class:`OSError`."""
+    def close(self) -> None:
+        """Finish and sync everything. Twice is fine. Raises :class:`OSError`."""
         if self._file is not None:
             self._finish_segment()
-        path = self._folder
-        while path:
-            self._disk.sync_folder(path)
-            path = path.rpartition("/")[0]
-        self._disk.sync_folder("")
-        return list(self.written)
+        sync_up(self._disk, self._folder)

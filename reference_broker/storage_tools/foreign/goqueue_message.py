@@ -25,13 +25,14 @@ covered by the checksum, so they are held against what GoQueue can write.
 from __future__ import annotations
 
 import struct
-from enum import Enum, IntEnum, IntFlag
+from enum import Enum, IntFlag
 from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
 from assay.reference_broker.queues.jobs.store import Headers
+from assay.reference_broker.queues.messages.publish_options import Priority
 
 MAGIC_BYTES = b"GQ"
 VERSION = 1
@@ -72,16 +73,6 @@ class GoQueueFlag(IntFlag):
 
 
 _KNOWN_FLAGS = 0x1F
-
-
-class Priority(IntEnum):
-    """Lower is more urgent."""
-
-    CRITICAL = 0
-    HIGH = 1
-    NORMAL = 2
-    LOW = 3
-    BACKGROUND = 4
 
 
 class GoQueueProblem(Enum):
@@ -128,14 +119,6 @@ class GoQueueMessage(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the file. GoQueue reads them into a map, so names should not repeat."""
 
 
-class ControlMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of a control message."""
-
-    producer_id: int
-    epoch: int
-    transaction_id: str
-
-
 class _Head(NamedTuple):
     """The fixed part of a message."""
 
@@ -158,7 +141,6 @@ _HEADS = {
     GoQueueLayout.V34: struct.Struct(">2sBBIqqBBHIH"),
 }
 _FIELDS_BEFORE_PRIORITY = 6
-_MARKER = struct.Struct(">QHH")
 # Plain numbers and tables: operators and constructors of flags are slow, and a walk needs them for each message.
 _HAS_HEADERS = int(GoQueueFlag.HAS_HEADERS)
 _CONTROL = int(GoQueueFlag.CONTROL)
@@ -353,15 +335,3 @@ def detect_layout(data: bytes) -> GoQueueLayout | None:
             continue
         return layout
     return None
-
-
-def decode_marker(value: bytes) -> ControlMarker:
-    """The value of a control message: which transaction it ends. Raises :class:`ValueError`."""
-    if len(value) < _MARKER.size:
-        message = f"a transaction marker of {len(value)} bytes; at least {_MARKER.size} are needed"
-        raise ValueError(message)
-    producer_id, epoch, size = _MARKER.unpack_from(value)
-    if len(value) != _MARKER.size + size:
-        message = f"a transaction marker of {len(value)} bytes claims an id of {size}"
-        raise ValueError(message)
-    return ControlMarker(producer_id=producer_id, epoch=epoch, transaction_id=value[_MARKER.size :].decode())

@@ -3,7 +3,7 @@
 ===================== ================================================================================================
 GoQueue               record
 ===================== ================================================================================================
-offset                counted anew; :class:`OffsetMap` tells which is which
+offset                counted anew, or kept
 timestamp in ns       timestamp in ms; a remainder is kept in the header ``_goqueue_timestamp_ns`` (0 to 999999)
 no key                empty key (a null key is exported as none, so it comes back empty)
 tombstone, no value   null value
@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from array import array
-from bisect import bisect_right
 from enum import Enum
 
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     GoQueueFlag,
     GoQueueLayout,
     GoQueueMessage,
     GoQueueMessageError,
-    Priority,
     check_encodable,
 )
 
@@ -43,10 +41,9 @@ BINARY_HEADER = b"_goqueue_header"
 OWN_PREFIX = b"assay."
 MAX_TEXT_BYTES = 65_535
 """MQTT's limit of a user property's name and of its value."""
-MAX_OFFSET_RUNS = 8_000_000
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 9
-_COMPRESSED, _HAS_HEADERS, _TOMBSTONE, _CONTROL, _COMMIT = (int(flag) for flag in GoQueueFlag)
+_, _HAS_HEADERS, _TOMBSTONE, _CONTROL, _COMMIT = (int(flag) for flag in GoQueueFlag)
 _FLAGS = [GoQueueFlag(number) for number in range(2 * _COMMIT)]
 _OWN_PRIORITIES = {b"%d" % priority: priority for priority in Priority if priority is not Priority.NORMAL}
 
@@ -69,94 +66,6 @@ class ConversionError(ValueError):
         super().__init__(f"offset {offset}: {detail}")
         self.offset = offset
         self.detail = detail
-
-
-class OffsetMap:
-    """Which offset of a GoQueue partition became which of our log. Both grow; runs without a gap cost one entry."""
-
-    def __init__(self, first_target: int = 0) -> None:
-        """``first_target``: our offset of the first message."""
-        self._sources = array("q")
-        self._targets = array("q")
-        self._next_source = 0
-        self.next_target = first_target
-        """Our offset of the next message."""
-
-    def add(self, source: int) -> int:
-        """Note the next message; returns our offset. Raises :class:`ValueError` when offsets do not grow."""
-        if source < self._next_source:
-            message = f"offset {source} goes back; at least {self._next_source} is due"
-            raise ValueError(message)
-        if not self._sources or source != self._next_source:
-            if len(self._sources) >= MAX_OFFSET_RUNS:
-                message = f"more than {MAX_OFFSET_RUNS} gaps between offsets; compact the partition first"
-                raise ValueError(message)
-            self._sources.append(source)
-            self._targets.append(self.next_target)
-        self._next_source = source + 1
-        self.next_target += 1
-        return self.next_target - 1
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """(GoQueue's offset, ours) where a run of consecutive offsets starts."""
-        return list(zip(self._sources, self._targets, strict=True))
-
-    @property
-    def gaps(self) -> list[tuple[int, int]]:
-        """GoQueue's offsets without a message: (first missing, first that is there again)."""
-        found: list[tuple[int, int]] = []
-        for number in range(1, len(self._sources)):
-            length = self._targets[number] - self._targets[number - 1]
-            found.append((self._sources[number - 1] + length, self._sources[number]))
-        return found
-
-    def target(self, source: int) -> int:
-        """Our offset for a position in GoQueue's partition: of that message, else of the first one after it.
-
-        So a committed offset, which names the next message to read, stays right even when that message is missing.
-        """
-        run = bisect_right(self._sources, source) - 1
-        if run < 0:
-            return self._targets[0] if self._targets else self.next_target
-        end = self._targets[run + 1] if run + 1 < len(self._targets) else self.next_target
-        return min(self._targets[run] + source - self._sources[run], end)
-
-
-class MessageImporter:
-    """Turns the messages of one partition into records, in order, and remembers what became of their offsets."""
-
-    def __init__(
-        self,
-        *,
-        first_offset: int = 0,
-        broker_headers: BrokerHeaders = BrokerHeaders.DROP,
-        skip_control: bool = False,
-    ) -> None:
-        """``first_offset``: our offset of the first record. ``skip_control``: leave out markers of transactions."""
-        self.offsets = OffsetMap(first_offset)
-        self.control_messages = 0
-        """Markers of transactions met. The messages of aborted transactions are imported like all others."""
-        self.compressed_messages = 0
-        """Messages whose value is compressed in a way that only GoQueue's clients know; it is taken as it is."""
-        self._broker_headers = broker_headers
-        self._skip_control = skip_control
-
-    def record(self, message: GoQueueMessage) -> NewRecord | None:
-        """The record to append next; None when the message is left out. Raises :class:`ConversionError`."""
-        flags = int(message.flags)
-        if flags & _COMPRESSED:
-            self.compressed_messages += 1
-        if flags & _CONTROL:
-            self.control_messages += 1
-            if self._skip_control:
-                return None
-        record = to_record(message, broker_headers=self._broker_headers)
-        try:
-            self.offsets.add(message.offset)
-        except ValueError as error:
-            raise ConversionError(message.offset, str(error)) from error
-        return record
 
 
 def to_record(message: GoQueueMessage, *, broker_headers: BrokerHeaders = BrokerHeaders.DROP) -> NewRecord:

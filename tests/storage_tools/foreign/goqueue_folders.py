@@ -12,7 +12,6 @@ from assay.reference_broker.storage_tools.foreign.goqueue_files import SEGMENT_B
 from assay.reference_broker.storage_tools.foreign.goqueue_log import (
     GoQueueLogWriter,
     SoundMessage,
-    WrittenSegment,
     walk_messages,
 )
 from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout, GoQueueMessage, detect_layout
@@ -57,9 +56,13 @@ def write_folder(
     *,
     layout: GoQueueLayout = GoQueueLayout.V34,
     segment_bytes: int = SEGMENT_BYTES,
-) -> list[WrittenSegment]:
-    """A partition folder with these messages, whose offsets grow, synced. Raises as :class:`GoQueueLogWriter`."""
+) -> list[int]:
+    """A partition folder with these messages, whose offsets grow, synced; gives the base offsets of its segments.
+
+    Raises as :class:`GoQueueLogWriter`.
+    """
     writer = GoQueueLogWriter(disk, folder, layout=layout, segment_bytes=segment_bytes)
     for message in messages:
         writer.add(message)
-    return writer.close()
+    writer.close()
+    return segment_bases(disk, folder)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     MAX_HEADERS_BYTES,
     MAX_KEY_BYTES,
@@ -19,8 +20,6 @@ from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     GoQueueMessage,
     GoQueueMessageError,
     GoQueueProblem,
-    Priority,
-    decode_marker,
     decode_message,
     detect_layout,
     encode_message,
@@ -217,14 +216,6 @@ def test_random_bytes_are_refused_with_the_right_error(data: bytes, layout: GoQu
     for candidate in (data, b"GQ\x01" + data):
         with pytest.raises(GoQueueMessageError):
             decode_message(candidate, layout=layout)
-
-
-def test_a_transaction_marker_is_decoded() -> None:
-    marker = decode_marker(bytes.fromhex("000000000000303900010003") + b"txn")
-    assert (marker.producer_id, marker.epoch, marker.transaction_id) == (12_345, 1, "txn")
-    for damaged in (b"", bytes(11), bytes(11) + b"\x01", bytes(13)):
-        with pytest.raises(ValueError, match="marker"):
-            decode_marker(damaged)
 
 
 @given(messages(), st.integers(0, 20), st.data())

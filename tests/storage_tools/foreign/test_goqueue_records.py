@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from assay.reference_broker.config import Compression
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord, NewRecord
 from assay.reference_broker.queues.messages.control_records import Outcome, control_record
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.batch import BatchEncoder
@@ -16,12 +17,9 @@ from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage
 from assay.reference_broker.storage_tools.foreign.goqueue_message import (
-    ControlMarker,
     GoQueueFlag,
     GoQueueLayout,
     GoQueueMessage,
-    Priority,
-    decode_marker,
     decode_message,
     encode_message,
 )
@@ -29,8 +27,6 @@ from assay.reference_broker.storage_tools.foreign.goqueue_records import (
     MAX_TEXT_BYTES,
     BrokerHeaders,
     ConversionError,
-    MessageImporter,
-    OffsetMap,
     _is_text,
     to_message,
     to_record,
@@ -198,51 +194,6 @@ def test_a_binary_header_too_large_to_keep_is_refused() -> None:
         to_record(message)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    steps=st.lists(st.integers(1, 4), max_size=30),
-    start=st.integers(0, 1_000),
-    first_target=st.integers(0, 50),
-)
-def test_the_offset_map_is_what_a_list_says(steps: list[int], start: int, first_target: int) -> None:
-    sources: list[int] = []
-    for step in steps:
-        sources.append(start if not sources else sources[-1] + step)
-    offsets = OffsetMap(first_target)
-    for number, source in enumerate(sources):
-        assert offsets.add(source) == first_target + number
-    for asked in range(max(0, start - 2), (sources[-1] if sources else start) + 6):
-        following = [number for number, source in enumerate(sources) if source >= asked]
-        expected = first_target + (following[0] if following else len(sources))
-        assert offsets.target(asked) == expected
-    missing = [offset for first, end in offsets.gaps for offset in range(first, end)]
-    present = set(sources)
-    assert missing == [offset for offset in range(start, sources[-1] + 1) if offset not in present] if sources else True
-
-
-def test_an_import_maps_offsets_and_can_leave_markers_out() -> None:
-    def message(offset: int, flags: int = 0) -> GoQueueMessage:
-        return GoQueueMessage(offset=offset, timestamp_ns=0, value=b"%d" % offset, flags=GoQueueFlag(flags))
-
-    partition = [message(10), message(11), message(12, 24), message(15, 1), message(16)]
-    importer = MessageImporter(first_offset=100, skip_control=True)
-    records = [record for one in partition if (record := importer.record(one)) is not None]
-    assert [record.value for record in records] == [b"10", b"11", b"15", b"16"]
-    assert (importer.control_messages, importer.compressed_messages) == (1, 1)
-    assert importer.offsets.runs == [(10, 100), (15, 102)]
-    assert importer.offsets.gaps == [(12, 15)]
-    assert [importer.offsets.target(offset) for offset in (0, 10, 12, 14, 15, 17, 99)] == [
-        100, 100, 102, 102, 102, 104, 104,
-    ]  # fmt: skip
-    with pytest.raises(ConversionError, match="goes back"):
-        importer.record(message(16))
-    assert importer.offsets.next_target == 104
-
-    with_markers = MessageImporter()
-    assert [with_markers.record(one) is None for one in partition] == [False] * 5
-    assert with_markers.offsets.gaps == [(13, 15)]
-
-
 def test_a_partition_goes_through_our_log_and_comes_out_byte_for_byte() -> None:
     disk = MemoryDisk()
     messages_in = [
@@ -266,16 +217,11 @@ def test_a_partition_goes_through_our_log_and_comes_out_byte_for_byte() -> None:
         volatile=True,
         note=lambda place, problem: None,
     )
-    importer = MessageImporter(first_offset=log.next_offset)
     for part in walk_folder(disk, "logs/orders/0"):
         assert isinstance(part.found, SoundMessage)
-        record = importer.record(part.found.message)
-        assert record is not None
-        log.append([record])
-    assert importer.offsets.next_target == log.next_offset == len(messages_in)
+        log.append([to_record(part.found.message)])
     ours = log.read(0, 1_000)
-    assert [importer.offsets.target(message.offset) for message in messages_in] == [record.offset for record in ours]
-    # Exported from our offsets; those of GoQueue come back with the runs of the map.
+    # Exported from our log, with the offsets that they had.
     sources = [message.offset for message in messages_in]
     exported = [to_message(record._replace(offset=source)) for record, source in zip(ours, sources, strict=True)]
     write_folder(disk, "logs/again/0", exported)
@@ -291,7 +237,7 @@ def test_the_end_of_a_transaction_is_exported_as_goqueue_writes_it(outcome: Outc
     commit = GoQueueFlag.COMMIT if outcome is Outcome.COMMITTED else GoQueueFlag(0)
     assert message.flags == GoQueueFlag.CONTROL | commit
     assert message.key == b"t-1"
-    assert decode_marker(message.value) == ControlMarker(producer_id=5, epoch=2, transaction_id="t-1")
+    assert message.value == bytes.fromhex("000000000000000500020003") + b"t-1"
     assert MessageCodec("orders", 0.0, SharedMemory(1 << 20)).decode(record) is HIDDEN
     assert to_record(message) == NewRecord(*record[1:])
 
