@@ -18,7 +18,6 @@ from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.queues.transactions import commit_phases
 from assay.reference_broker.queues.transactions.coordinator import HeldOffset
 from assay.reference_broker.storage import pending_log
-from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
@@ -198,8 +197,3 @@ def departures_never_synced(patch: Patch) -> None:
         return write
 
     patch.wrap(Departures, "write", make)
-
-
-@mutant("queue-reserve-is-used", "messages for queues are taken until the disk is full")
-def reserve_is_used(patch: Patch) -> None:
-    patch.replace(DiskRoom, "check", lambda self, size: None)

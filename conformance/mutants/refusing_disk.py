@@ -13,6 +13,7 @@ from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server import file_limit
 from assay.reference_broker.storage import log, pending_log
+from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.notes import Notes
 
@@ -93,3 +94,8 @@ def notes_the_count(patch: Patch) -> None:
         return append
 
     patch.wrap(SegmentedLog, "append", make)
+
+
+@mutant("queue-reserve-is-used", "messages for queues are taken until the disk is full")
+def reserve_is_used(patch: Patch) -> None:
+    patch.replace(DiskRoom, "check", lambda self, size: None)
