@@ -33,8 +33,8 @@ _slip(
     "a subscription at QoS 0 has no Retain As Published after a restart",
     session_restore,
     "restored_subscription",
-    "=stored.retain_as_published,",
-    "=stored.retain_as_published and stored.qos > 0,",
+    "getattr(stored, name) for",
+    "getattr(stored, name) if name != 'retain_as_published' or stored.qos else False for",
 )
 _slip(
     "will-delay-begins-anew",

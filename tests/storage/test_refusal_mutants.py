@@ -121,6 +121,7 @@ def descriptors() -> None:
 
 
 CAUGHT = {
+    "queue-reserve-is-used": reserve_of_all,
     "refused-no-descriptor-is-for-good": lives,
     "refused-cuts-what-was-confirmed": failed_sync,
     "refused-failure-not-logged": lives,
