@@ -402,10 +402,11 @@ class Engine:
         )
 
     def _is_in_haste(self, ctx: CaseContext, verdict: CaseVerdict) -> bool:
-        """Whether a broker that forwards later than it acknowledges may be what went wrong. Nobody asks where the
-        patience is short: the broker is known to be broken."""
+        """Whether a broker that forwards later than it acknowledges may be what went wrong. A queue has what it has
+        confirmed, and where the patience is short the broker is known to be broken."""
         went_wrong = verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) or ctx.incidents
-        return bool(ctx.haste.was_hasty and went_wrong) and self.options.patience_s is None
+        may_be_late = ctx.case.spec != "queue" and self.options.patience_s is None
+        return bool(ctx.haste.was_hasty and went_wrong and may_be_late)
 
     async def _tidy_up(self, case: Case, ctx: CaseContext) -> None:
         """Behind an attempt that does not count: a moved clock, and queues of a fixed name, bear no second one."""

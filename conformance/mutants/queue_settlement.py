@@ -110,6 +110,12 @@ def extends_several(patch: Patch) -> None:
     patch.rewrite(settlement, "apply", asked, f"{asked} if len(found) < 2 else None")
 
 
+@mutant("queue-extensions-are-never-shorter", "an extension that ends before the deadline there was changes nothing")
+def never_shorter(patch: Patch) -> None:
+    now = "entry.deadline = deadline"
+    patch.rewrite(ConsumerGroup, "extend", now, f"{now} = max(entry.deadline, deadline)")
+
+
 @mutant("queue-nack-delay-is-of-the-first", "of messages that are refused together the first waits for the delay alone")
 def delays_the_first(patch: Patch) -> None:
     asked = "request.delay_s"

@@ -32,6 +32,7 @@ class Judged:
         broker: str,
         run: Callable[[CaseContext], Awaitable[None]],
         *,
+        case_id: str = "mqtt311/assay/hasty",
         clauses: tuple[str, ...] = ("MQTT-3.3.1-6",),
         patience_s: float | None = None,
     ) -> None:
@@ -42,7 +43,7 @@ class Judged:
             await run(ctx)
 
         case = Case(
-            id="mqtt311/assay/hasty",
+            id=case_id,
             title="",
             expectation="",
             clauses=clauses,
@@ -72,6 +73,13 @@ async def takes_puback_for_forwarded(ctx: CaseContext) -> None:
     await publisher.publish(ctx.topic(), b"earlier", qos=2)
     await subscriber.subscribe(ctx.topic())
     await ctx.expect_no_message(publisher, subscriber)
+
+
+async def publishes_and_fails(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    await client.publish(ctx.topic(), b"1", qos=1)
+    await client.subscribe(ctx.topic())
+    ctx.fail("it is wrong")
 
 
 @pytest.mark.parametrize("run", [takes_puback_for_retained, takes_puback_for_forwarded])
@@ -110,3 +118,9 @@ def test_a_case_without_haste_and_a_run_without_patience_are_not_tried_again(nur
 
     assert Judged(nursery, LATER, publishes_last).paused == [False]
     assert Judged(nursery, LATER, takes_puback_for_retained, patience_s=PATIENCE_S).verdict is CaseVerdict.FAIL
+
+
+def test_a_queue_has_what_it_has_confirmed(nursery: Nursery) -> None:
+    judged = Judged(nursery, "", publishes_and_fails, case_id="queue/assay/hasty")
+    assert (judged.verdict, judged.paused) == (CaseVerdict.FAIL, [False])
+    assert Judged(nursery, "", publishes_and_fails).paused == [False, True]

@@ -203,7 +203,7 @@ async def nack_delay_restart(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-06",),
     requires=("queues", "clock"),
     mutant="queue-extends-the-old-deadline",
-    kills=("queue-extends-several-by-the-timeout",),
+    kills=("queue-extends-several-by-the-timeout", "queue-extensions-are-never-shorter"),
     near_miss="queue-one-batch-per-message",
 )
 async def extend(ctx: CaseContext) -> None:
@@ -211,16 +211,20 @@ async def extend(ctx: CaseContext) -> None:
 
     With the timeout of 30 s: 20 s after the delivery it is extended by 25 s. At 40 s it can still be acknowledged by
     its consumer, which proves that it had not timed out; a second one, not acknowledged, is gone at 46 s. So are two
-    that were extended together.
+    that were extended together. One that was extended by 5 s is gone at 26 s.
     """
-    queue, consumer, got = await _filled(ctx, 4)
+    queue, consumer, got = await _filled(ctx, 5)
     await ctx.advance(20)
+    brief = got.pop()
+    await settle(ctx, consumer, queue, "extend", brief, extend="5s")
     for delivery in got[:2]:
         await settle(ctx, consumer, queue, "extend", delivery, extend="25s")
     both = [("message-id", property_of(ctx, delivery, "message-id")) for delivery in got[2:]]
     puback = await _send(consumer, queue, "extend", *both, ("group-id", "workers"), ("extend", "25s"))
     ctx.must(puback.reason_code < 0x80, f"consumer: expected two deliveries to be extended; seen {puback}")
-    await ctx.advance(20)
+    await ctx.advance(6)
+    await refused_settlement(ctx, consumer, queue, "ack", brief)
+    await ctx.advance(14)
     await settle(ctx, consumer, queue, "ack", got[0])
     await ctx.advance(6)
     for delivery in got[1:]:
