@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -217,6 +218,34 @@ def test_expired_messages_that_the_dead_letter_queue_refuses(
     bench.advance(11.0)
     assert (letters.waiting, letters._waiting_bytes) == (0, 0)
     assert bench.engine.stats("$dlq/q").depth == 3
+
+
+@pytest.mark.parametrize("was_delivered", [True, False])
+def test_a_dead_letter_that_was_refused_waits_no_longer_than_a_retry_may(
+    bench_with: BenchWith, was_delivered: bool
+) -> None:
+    """Swarm seed 3001 of a planted bug's scenario, without the bug: it waited for the first backoff, not capped."""
+    retry = {"max_retries": 0, "initial_backoff_s": 60.0, "max_backoff_s": 0.5}
+    bench = bench_with(message_ttl_s=10.0, expired_to_dead_letters=True, retry=retry)
+    consumer = bench.consumer() if was_delivered else None
+    bench.publish("0")
+    bench.turn()
+    queue = bench.engine._queues["q"]
+    holder: Any = queue if was_delivered else queue.undelivered
+    name = "_dead_letter_target" if was_delivered else "_target"
+    target = getattr(holder, name)
+
+    def refuse() -> DurableQueue:
+        raise QueueError(QueueErrorCode.STORAGE_FAILED, "there is no room")
+
+    setattr(holder, name, refuse)
+    if consumer is not None:
+        consumer.reject(consumer.got[0])
+    bench.advance(11.0)
+    assert not bench.kinds(TraceKind.DEAD_LETTERED)
+    setattr(holder, name, target)
+    bench.advance(1.1)
+    assert bench.kinds(TraceKind.DEAD_LETTERED) == [TraceKind.DEAD_LETTERED]
 
 
 def test_ended_transactions_that_are_remembered(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:

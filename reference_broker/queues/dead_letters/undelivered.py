@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from assay.reference_broker.queues.dead_letters.dead_letters import dead_letter_message
 from assay.reference_broker.queues.groups.pending import GroupPartition, PendingEntry
+from assay.reference_broker.queues.groups.retry import backoff_s
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.routing.message import Message, memory_bytes
@@ -108,7 +109,7 @@ class UndeliveredLetters:
                 self._alert(entry, stored, reason, self._agenda.now)
                 contents.departures.release(partition, offset)
             elif self._has_room(stored):
-                wait_s = max(_RETRY_S, contents.config.retry.initial_backoff_s)
+                wait_s = max(_RETRY_S, backoff_s(contents.config.retry, 1))
                 self._wait(letter._replace(due_at=self._agenda.now + wait_s))
             else:
                 contents.trace_place(TraceKind.DISCARDED, partition.index, offset, group, f"{reason}; {error.text}")

@@ -21,7 +21,7 @@ from assay.reference_broker.queues.groups.pending import (
     PendingEntry,
 )
 from assay.reference_broker.queues.groups.rebalance import Rebalance
-from assay.reference_broker.queues.groups.retry import exhausted_reason
+from assay.reference_broker.queues.groups.retry import backoff_s, exhausted_reason
 from assay.reference_broker.queues.groups.slow_consumers import SlowConsumers
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
@@ -476,7 +476,7 @@ class ConsumerGroup(GroupState):
 
     def dead_letter_failed(self, entry: PendingEntry, reason: str) -> None:
         """The dead-letter queue refused it; try again later."""
-        due = self.agenda.now + max(WRITE_RETRY_S, self.config.retry.initial_backoff_s)
+        due = self.agenda.now + max(WRITE_RETRY_S, backoff_s(self.config.retry, 1))
         self._dead_letter_retry_count += 1
         at = due, entry.place.index, entry.offset, self._dead_letter_retry_count
         heapq.heappush(self._dead_letter_retries, (*at, entry, reason))
