@@ -54,16 +54,26 @@ def _smaller_numbers(workload: msgspec.Struct, least: int, *names: str) -> Itera
                 yield replace(workload, **{name: fewer})
 
 
+def _fewer_messages(workload: Any, name: str) -> Iterator[Any]:
+    """Over sooner; then as long, one after the other more seldom: what else happens has a time of its own."""
+    messages = getattr(workload, name)
+    fewer = [each for each in dict.fromkeys((1, messages // 4, messages // 2)) if 1 <= each < messages]
+    for smaller in dict.fromkeys((*fewer, messages * 3 // 4, messages - 1)):
+        if 1 <= smaller < messages:
+            yield replace(workload, **{name: smaller})
+    for smaller in fewer:
+        seldom = round(workload.rate_per_s * smaller / messages, 3)
+        if seldom > 0:
+            yield replace(workload, **{name: smaller, "rate_per_s": seldom})
+
+
 def _queue_quicker(workload: QueueWorkload) -> QueueWorkload:
     messages = workload.messages_per_producer
     return replace(workload, messages_per_producer=min(messages, max(messages // 4, _FEW_MESSAGES)))
 
 
 def _queue_fewer(workload: QueueWorkload) -> Iterator[QueueWorkload]:
-    messages = workload.messages_per_producer
-    for smaller in dict.fromkeys((1, messages // 4, messages // 2, messages * 3 // 4, messages - 1)):
-        if 1 <= smaller < messages:
-            yield replace(workload, messages_per_producer=smaller)
+    yield from _fewer_messages(workload, "messages_per_producer")
 
 
 def _queue_simpler(workload: QueueWorkload) -> Iterator[QueueWorkload]:
@@ -110,10 +120,7 @@ def _amqp_quicker(workload: AmqpWorkload) -> AmqpWorkload:
 
 
 def _amqp_fewer(workload: AmqpWorkload) -> Iterator[AmqpWorkload]:
-    messages = workload.messages_per_publisher
-    for smaller in dict.fromkeys((1, messages // 4, messages // 2, messages * 3 // 4, messages - 1)):
-        if 1 <= smaller < messages:
-            yield replace(workload, messages_per_publisher=smaller)
+    yield from _fewer_messages(workload, "messages_per_publisher")
 
 
 def _amqp_simpler(workload: AmqpWorkload) -> Iterator[AmqpWorkload]:
@@ -144,9 +151,7 @@ def _mqtt_quicker(workload: MqttWorkload) -> MqttWorkload:
 def _mqtt_fewer(workload: MqttWorkload) -> Iterator[MqttWorkload]:
     yield from _at_default(workload, "retained", "wills")
     messages = workload.messages_per_publisher
-    for smaller in dict.fromkeys((1, messages // 4, messages // 2, messages * 3 // 4, messages - 1)):
-        if 1 <= smaller < messages:
-            yield replace(workload, messages_per_publisher=smaller)
+    yield from _fewer_messages(workload, "messages_per_publisher")
     if (retained := workload.retained) is not None:
         writes = retained.writes_per_writer
         for smaller in dict.fromkeys((1, writes // 4, writes // 2, writes - 1)):

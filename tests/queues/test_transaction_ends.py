@@ -368,3 +368,6 @@ def test_the_next_start_finds_a_committed_rejection_whose_letter_was_refused_at_
         bench.turn()
     assert letters.values == ["first", "a"]
     assert not consumer.got
+    # It waited for its retry when the decision was found (fuzzing: it was counted among those that wait ever after).
+    assert bench.engine.ready_count("q", "g") == 0
+    assert bench.engine.stats("q").groups[0].retrying == 0

@@ -319,6 +319,12 @@ class ConsumerGroup(GroupState):
         if self._moves:
             self.rebalance.released(consumer, place)
 
+    def hold(self, entry: PendingEntry) -> None:
+        """A transaction settles it: until that ends nobody gets it, whatever it waited for."""
+        self.release(entry)
+        self._holds_back_no_more(entry)
+        entry.state = EntryState.COMMITTING
+
     def forget(self, entry: PendingEntry) -> None:
         """Nothing becomes of it: where the group stands is set anew."""
         self.release(entry)

@@ -80,8 +80,7 @@ class CommitPhases:
             self.close_in(transaction, partition, queue, Outcome.COMMITTED if committed else Outcome.ABORTED)
         for entry, group in transaction.held.items():
             if transaction.settled.get(entry) is Settled.REJECT:
-                # Nobody gets it until then.
-                entry.state = EntryState.COMMITTING
+                group.hold(entry)
                 transaction.markers += 1
                 self._found_rejections.append((transaction, entry, group))
             else:

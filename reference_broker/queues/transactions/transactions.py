@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import TransactionsConfig
 from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
-from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
+from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, raise_if_not_tried
@@ -330,8 +330,7 @@ class Transactions(ProducerNames):
         transaction = self._find_open(*within)
         self.check_room(transaction, None, 0, len(entries))
         for entry, group in entries.items():
-            group.release(entry)
-            entry.state = EntryState.COMMITTING
+            group.hold(entry)
             transaction.held[entry] = group
             if outcome is not Settled.ACCEPT:
                 transaction.settled[entry] = outcome
