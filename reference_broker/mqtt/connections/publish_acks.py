@@ -64,7 +64,6 @@ class PublishAcks:
     def forget_acks(self) -> None:
         """The connection is over."""
         self._pending_acks = _NONE_PENDING
-        self._pending_qos1 = 0
 
     def _no_packet_id(self) -> ProtocolError:
         broken = rule_id(self._connection.version, "MQTT-2.3.1-1", "MQTT-2.2.1-3")
