@@ -127,10 +127,10 @@ class Channel:
         """A body frame."""
         if content.properties is None:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "a body without a content header", rule="sec.4.2.6.bad-content")
-        content.left -= len(payload)
-        if content.left < 0:
+        if len(payload) > content.left:
             text = f"a body of more than the {content.size} bytes that its header announced"
             raise AmqpError(Reply.FRAME_ERROR, text, rule="sec.4.2.6.body-overflow")
+        content.left -= len(payload)
         content.parts.append(payload)
         self.connection.content_bytes += len(payload)
         if not content.left:
