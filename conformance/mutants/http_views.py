@@ -296,16 +296,16 @@ def mode_of_all(patch: Patch) -> None:
     patch.rewrite(_registry(), "mode", 'self._modes.get(subject) or self._modes.get("")', "self._modes.get(subject)")
 
 
-@mutant("http-goqueue-deletes-for-good", "GoQueue's routes delete subjects for good at once")
+@mutant("http-goqueue-deletes-for-good", "subjects are deleted for good at once")
 def goqueue_deletes_for_good(patch: Patch) -> None:
     def make(delete: Any) -> Any:
-        async def both(call: Any, subject: str, permanent: bool = False) -> Any:
-            found = await delete(call, subject, permanent)
-            return found if permanent else await delete(call, subject, permanent=True)
+        def both(self: Any, subject: str, *, permanent: bool = False) -> Any:
+            found = delete(self, subject, permanent=permanent)
+            return found if permanent else found._replace(changes=self._removed(subject, list(self._subjects[subject])))
 
         return both
 
-    patch.wrap(routes("schemas"), "delete_subject", make)
+    patch.wrap(_registry(), "delete_subject", make)
 
 
 # Parts of messages
