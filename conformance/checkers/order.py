@@ -11,7 +11,7 @@ A stream is (queue, group, s.producer, s.key, s.lane), where no lane means lane 
 topic and QoS, that is MQTT-4.6.0-5. ::
 
     D8 = {b : there is a in the stream of b with a.idx < b.idx, a.seq > b.seq, and
-              (a.process = b.process and no loss of power overlaps (s.inv_idx, s.cpl_idx) of b,
+              (a.process = b.process and no loss of power overlaps (s.inv_idx, min(s.cpl_idx, b.idx)),
                or started[b.process] > a.idx and no fault of a CRASHING kind overlaps (s.inv_idx of b, b.idx))}
 
 Deliveries to two consumers that are connected at the same time travel on two connections, so their order at the
@@ -88,7 +88,7 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             stream = streams[identity] = _Stream()
         process = event.process
         own, inherited = stream.admit(process, started[process], event.index, send.seq)
-        own = own and not active(tables, POWER, send.inv_idx, send.cpl_idx)
+        own = own and not active(tables, POWER, send.inv_idx, min(send.cpl_idx, event.index))
         if own or (inherited and not active(tables, CRASHING, send.inv_idx, event.index)):
             rows.append(
                 Anomaly(

@@ -24,6 +24,7 @@ PROFILES = (
             "subscription-identifier-ignored",
             "overrun-refused-by-pubrec",
             "second-repetition-refused",
+            "qos-2-beyond-twenty-forgotten",
             "fixed-header-not-counted",
             "too-large-holds-quota",
             "puback-brings-two",

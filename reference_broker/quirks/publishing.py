@@ -15,6 +15,9 @@ from assay.reference_broker.quirks.model import Quirk, takes_as
 from assay.reference_broker.quirks.subscribing import with_requests
 from assay.reference_broker.routing.message import Message
 
+_MOST_BEGUN = 20
+"""Mosquitto's ``max_inflight_messages``."""
+
 
 class _IdentifierIgnored(Inbound):
     def on_publish(self, packet: Publish, now: float) -> None:
@@ -66,6 +69,18 @@ class _SecondRepetitionRefused(Inbound):
         super().on_pubrel_run(ids)
 
 
+class _BeyondTwentyForgotten(Inbound):
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        begun = self._connection.active_session.inbound_qos2
+        if header & 0x06 == 0x04 and len(begun) >= _MOST_BEGUN and self._connection.version != V5:
+            packet = decode_packet(header, data, body, end, self._connection.version)
+            assert isinstance(packet, Publish)
+            if packet.packet_id not in begun:
+                _acknowledge_unseen(self, packet, self._connection)
+                return end
+        return super().on_bytes(header, data, start, body, end, now)
+
+
 class _EmptyTopicTaken(Inbound):
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
         if data[body : body + 2] == b"\0\0" and header & 0x06 != 0x06:
@@ -103,7 +118,7 @@ def _at_most_at_1(request: SubscriptionRequest) -> SubscriptionRequest:
 
 
 def _acknowledge_unseen(inbound: Inbound, packet: Publish, connection: MqttConnection) -> None:
-    """Nobody is to get a message whose topic no filter can match."""
+    """Nobody is to get the message."""
     if packet.qos:
         if packet.qos == 2:
             connection.active_session.inbound_qos2[packet.packet_id] = True
@@ -144,6 +159,13 @@ QUIRKS = (
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3602",
         fails=("mqtt5/qos/qos2-repeats-without-end-are-acknowledged",),
         inbound=_SecondRepetitionRefused,
+    ),
+    Quirk(
+        name="qos-2-beyond-twenty-forgotten",
+        what="Of the QoS 2 messages that a client has begun and not released those beyond twenty reach nobody.",
+        statements=("3.1.1 MQTT-4.3.3-2",),
+        fails=("mqtt311/publish/many-open-qos-2-exchanges-all-arrive",),
+        inbound=_BeyondTwentyForgotten,
     ),
     Quirk(
         name="empty-topic-taken",

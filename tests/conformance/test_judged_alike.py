@@ -227,8 +227,17 @@ def test_what_disturbs_every_case_is_booked_once(name: str) -> None:
     rules, more, most = CONFUSED[name]
     about = [case for case in CASES if any(f"{case.spec}/{clause}" in more for clause in case.clauses)]
     cases = {case.id: case for case in (*_cases(name, rules), *about)}
-    outcomes = asyncio.run(_judge_mutant(name, list(cases.values())))
-    wrong = [line for line in _wrong(outcomes, rules, more) if not line.startswith(CaseVerdict.NON_STRICT.value)]
-    assert not wrong, f"seed {SEED}:\n" + "\n".join(wrong)
+
+    def judged() -> tuple[list[Outcome], dict[str, str]]:
+        outcomes = asyncio.run(_judge_mutant(name, list(cases.values())))
+        lines = [line for line in _wrong(outcomes, rules, more) if not line.startswith(CaseVerdict.NON_STRICT.value)]
+        return outcomes, {line.split()[1]: line for line in lines}
+
+    outcomes, wrong = judged()
+    if wrong:
+        # A confused broker sends a case its own message, too, where others are slow: what a second run repeats counts.
+        outcomes, again = judged()
+        wrong = {case: again[case] for case in wrong.keys() & again.keys()}
+    assert not wrong, f"seed {SEED}:\n" + "\n".join(wrong.values())
     failed = _failed(outcomes)
     assert 1 <= len(failed) <= most, f"seed {SEED}: {sorted(failed)}"

@@ -177,6 +177,7 @@ async def share_identifier(ctx: CaseContext) -> None:
     clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6", "MQTT-4.3.2-4"),
     requires=("qos1",),
     mutant="v5-what-waits-for-the-rate-is-lost",
+    near_miss="v5-writes-in-pieces",
     kills=("v5-what-waited-for-the-rate-comes-twice",),
     settings={"limits": {"publish_messages_per_s": 60, "publish_bytes_per_s": 6_000, "publish_burst_s": 0.1}},
 )

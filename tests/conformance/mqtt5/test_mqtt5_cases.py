@@ -77,6 +77,7 @@ def test_a_rule_that_only_advises_is_no_must() -> None:
         "mqtt5/publish/payload-format-2-refused",
         "mqtt5/publish/response-topic-with-wildcard-refused",
         "mqtt5/restart/acknowledged-messages-stay-away",
+        "mqtt5/restart/refused-deliveries-stay-away",
         "mqtt5/restart/retained-messages-that-are-still-to-be-sent",
         "mqtt5/restart/what-a-member-left-is-no-more-its-own",
         "mqtt5/restart/the-will-of-who-was-connected",
