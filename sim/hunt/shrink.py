@@ -31,8 +31,6 @@ _FEWEST_SEEDS: Final = 4
 _MOST_SEEDS: Final = 20
 _CANDIDATE_S: Final = 0.4
 """So long one candidate is tried, between so few and so many seeds: small runs are cheap, and depend on chance more."""
-_STUBBORN: Final = 4
-"""So many times as many seeds the last candidates get, if there is time left."""
 _AIMS_PER_CANDIDATE: Final = 12
 _AIM_S: Final = 0.0005
 """How long after what it aims at a fault is put: within a turn and its sync."""
@@ -75,12 +73,6 @@ class _Shrinker:
         self._tried: set[bytes] = set()
         self._run_s = 0.0
         """What the smallest run takes."""
-        self._patience = 1
-
-    def be_stubborn(self) -> None:
-        """Try what was tried before once more, with more seeds."""
-        self._patience = _STUBBORN
-        self._tried.clear()
 
     @property
     def exhausted(self) -> bool:
@@ -105,8 +97,7 @@ class _Shrinker:
         self._tried.add(identity)
         if not _is_sound(candidate):
             return False
-        usual = max(_FEWEST_SEEDS, min(_MOST_SEEDS, round(_CANDIDATE_S / max(self._run_s, 0.001))))
-        seeds = seeds or usual * self._patience
+        seeds = seeds or max(_FEWEST_SEEDS, min(_MOST_SEEDS, round(_CANDIDATE_S / max(self._run_s, 0.001))))
         for seed in range(candidate.seed, candidate.seed + seeds):
             if self.exhausted:
                 return False
@@ -204,9 +195,6 @@ def shrink(
     _calm(shrinker)
     # With less left to chance more of the smaller ones fail.
     _until_nothing_helps(shrinker)
-    shrinker.be_stubborn()
-    while any(shrinker.keep_aimed(smaller) for smaller in _fewer_operations(shrinker.record.scenario)):
-        pass
     last = shrinker.fails(shrinker.record)
     events = [] if last is None else last[1]
     return Shrunk(
