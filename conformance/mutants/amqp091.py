@@ -241,8 +241,8 @@ _REWRITES: dict[str, Row] = {
         "what a body has too much is cut off",
         Channel,
         "on_body",
-        "content.left -= len(payload)",
-        "content.left = max(0, content.left - len(payload))",
+        "if len(payload) > content.left:",
+        "if len(payload := payload[: content.left]) > content.left:",
     ),
     "amqp-closing-channels-serve": (
         "a channel that was closed for an error does what comes behind it",
