@@ -93,7 +93,8 @@ class Transactions(ProducerNames):
     ) -> None:
         """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is."""
         self._agenda.now = now
-        if not any(queue.had_producers(partition.index) for partition in queue.partitions):
+        # Without producers of its own a decision may still settle what its groups hold.
+        if self.memory.found is None and not any(queue.had_producers(part.index) for part in queue.partitions):
             return
         try:
             self._take_up(self.memory.coordinator, {queue.name: queue}, now, set_aside, is_unusable)
