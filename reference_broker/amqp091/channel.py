@@ -20,6 +20,7 @@ from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicPropert
 from assay.reference_broker.amqp091.wire.frames import HEARTBEAT_CHANNEL, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, Method, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
+from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.trace.schema import TraceKind
@@ -265,14 +266,21 @@ class Channel:
             self.connection.broker.unfinished.append(self)
 
     def go_on(self, now: float) -> None:
-        """As :class:`Unfinished`: frames that waited for an answer."""
+        """As :class:`Unfinished`: frames that waited for an answer, so many that a turn has room for them."""
         self._is_in_line = False
         waiting, self._waiting = self._waiting or deque(), None
         connection = self.connection
+        broker = connection.broker
+        broker.work = 0
         try:
             while waiting and connection.channels.get(self.number) is self:
+                if broker.work >= MAX_WORK:
+                    self._waiting = waiting
+                    self._go_on()
+                    return
                 kind, payload = waiting.popleft()
                 connection.count_waiting(-len(payload))
+                broker.work += 1
                 self.on_frame(kind, payload, now)
                 self._wait_behind(waiting)
             if waiting:
