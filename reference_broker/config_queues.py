@@ -337,7 +337,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     """Alerts of dead letters may go to private, loopback and link-local addresses."""
     disk_reserve_bytes: int = 16 * 1024 * 1024
     """While the disk has less room, publishes that need some are refused: for queues, kept sessions and retained
-    messages. Settlements, acknowledgements, removals and connections are written into it."""
+    messages; so are filters that a kept session had not. Settlements, acknowledgements, removals and clients that come
+    back are written into it, new sessions that are kept into half of it."""
 
 
 MAX_TOPICS = 1_000

@@ -26,8 +26,8 @@ confirms it; after it, the ``durable.mark`` moves and sealed segments get their 
 until the log is opened again; what nobody relied on (``unsynced_counts``) is cut off then, and nothing else. While the
 disk has less than ``disk_reserve_bytes`` left, appends are refused, so that settlements, which free segments, still
 find room. So is what sessions and retained messages would keep (``MqttBroker.take_room``), before anything of it
-happens; acknowledgements, removals and connections are written into the reserve, and the log of the sessions is
-compacted however little was written.
+happens; acknowledgements, removals and clients that come back are written into the reserve, new sessions into
+half of it, and the log of the sessions is compacted however little was written.
 
 Segment files and group logs of a store share one bound on open files (``storage.open_files``); one with unsynced writes
 stays open, since an error of the disk is only sure to reach those who had the file open when it was written. A part of

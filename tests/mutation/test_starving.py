@@ -12,6 +12,9 @@ from mutation.starving import Starving
 from mutation.tree import copied_tree
 from mutation.warm import Preload
 
+_LOOKS = 40
+"""With so many looks, 10 ms apart, the time that the child has is over; only then it goes on."""
+
 
 def _process(proc: Path, number: int, session: int, waits: dict[int, int]) -> None:
     """``waits``: thread to nanoseconds."""
@@ -45,13 +48,23 @@ def test_this_process_is_found_in_its_session() -> None:
 
 @pytest.mark.parametrize("forked", [False, True], ids=["anew", "forked"])
 def test_who_waits_for_a_processor_is_given_time(monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
+    looks: list[float] = []
+
     class Always(Starving):
         def since_s(self) -> float:
-            return 1e9
+            looks.append(1e9)
+            if len(looks) == _LOOKS:
+                with release.open("wb"):  # the child waits for this
+                    pass
+            return looks[-1]
 
     with copied_tree() as tree:
+        release = tree.root / "release"
+        os.mkfifo(release)
         if forked:
             tree.warm_up(Preload())
         assert tree.run(["-c", "import signal; signal.pause()"], limit_s=0.05).timed_out, "it has all it needs"
         monkeypatch.setattr(trees, "Starving", Always)
-        assert not tree.run(["-c", "import time; time.sleep(1.0)"], limit_s=0.05).timed_out
+        monkeypatch.setattr(trees, "_LOOK_S", 0.01)
+        assert not tree.run(["-c", "open('release', 'rb').read()"], limit_s=0.05).timed_out
+        assert len(looks) >= _LOOKS

@@ -188,6 +188,14 @@ def _size(cache: object) -> int:
     return size
 
 
+def test_an_empty_partition_is_small(bench_with: BenchWith) -> None:
+    bench = bench_with()
+    bench.publish("0")
+    partition = bench.engine._queues["q"].partitions[0]
+    assert not hasattr(partition, "__dict__")
+    assert sys.getsizeof(partition) + sys.getsizeof(partition.cached) <= 384
+
+
 @pytest.mark.parametrize("limit", ["_MAX_WAITING", "_MAX_WAITING_BYTES"])
 def test_expired_messages_that_the_dead_letter_queue_refuses(
     bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch, limit: str

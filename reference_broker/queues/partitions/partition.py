@@ -45,6 +45,29 @@ class QueuePartition(SyncPoint):
     There are many partitions, and most are idle: an empty one holds as few objects as possible.
     """
 
+    __slots__ = (
+        "_agenda",
+        "_cache",
+        "_codec",
+        "_confirm_when_synced",
+        "_lane_count",
+        "_on_confirmed",
+        "_unwritten",
+        "_volatile",
+        "_written_as",
+        "cached",
+        "expiry",
+        "head",
+        "index",
+        "lanes",
+        "log",
+        "produced",
+        "sizes",
+        "traced",
+        "unreadable",
+        "visible_end",
+    )
+
     def __init__(
         self,
         index: int,
