@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.api.callers import Caller, engine_name
+from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.config import HookKind, Scope
 from assay.reference_broker.core.hooks import UNCHANGED, Change, Verdict
-from assay.reference_broker.queues.messages.address import topic_of
+from assay.reference_broker.queues.messages.address import engine_name, topic_of
 
 API: Final = "api"
 _OF_PUBLISH: Final = frozenset(("payload", "properties"))

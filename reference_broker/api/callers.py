@@ -24,11 +24,7 @@ from assay.reference_broker.core.broker import owner_of
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.queues import QueueAddress, QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.address import (
-    DEAD_LETTER_PREFIX,
-    check_queue_name,
-    topic_of,
-)
+from assay.reference_broker.queues.messages.address import engine_name, topic_of
 from assay.reference_broker.trace.context import TRACEPARENT, TRACESTATE, read_context
 
 _Error = TypeVar("_Error", bound=Exception)
@@ -37,7 +33,6 @@ ADMIN_TOPIC: Final = "$admin/queue/"
 _CHECK_TIMEOUT_S = 30.0
 """For a password to be checked: longer only if users changed meanwhile, and then nobody answers."""
 _MAX_CREDENTIALS = 4_096
-_DEAD_LETTER_ALIAS: Final = "dlq/"
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,13 +258,6 @@ class Callers:
             raise RequestError(Code.BUSY, "the password was not checked in time: try again") from None
         finally:
             check.cancel()
-
-
-def engine_name(path: str) -> str:
-    """The queue that a name stands for; ``dlq/<queue>`` is the dead-letter queue. Raises :class:`QueueError`."""
-    name = DEAD_LETTER_PREFIX + path[len(_DEAD_LETTER_ALIAS) :] if path.startswith(_DEAD_LETTER_ALIAS) else path
-    check_queue_name(name)
-    return name
 
 
 def read_authorization(value: str) -> Credentials:

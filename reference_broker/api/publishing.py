@@ -9,12 +9,12 @@ from itertools import chain
 import msgspec
 
 from assay.reference_broker.api.asking import Asked, decide_all
-from assay.reference_broker.api.callers import Caller, engine_name
+from assay.reference_broker.api.callers import Caller
 from assay.reference_broker.api.turns import Turns
 from assay.reference_broker.config import Scope
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm, StoredAs
-from assay.reference_broker.queues.messages.address import parse_message_id, topic_of
+from assay.reference_broker.queues.messages.address import engine_name, parse_message_id, topic_of
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.routing.carried import is_mqtt_text, is_mqtt_topic

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.trace.durations import Durations
 
@@ -90,6 +92,47 @@ class Turns:
         (error,) = await self.each_confirmed((start,))
         if error is not None:
             raise error
+
+    async def finished(self, start: Callable[[QueueEngine, float, Confirm], object]) -> None:
+        """Likewise, of an operation of the engine, by the time of this turn."""
+        driver, now = self.turn()
+        await self.confirmed(lambda confirm: start(driver.node.engine, now, confirm))
+
+    async def created(self, queue: str, settings: dict[str, Any]) -> QueueConfig:
+        """Create a queue; returns once it is there for good. Raises :class:`QueueError`."""
+        made: list[QueueConfig] = []
+        await self.finished(
+            lambda engine, now, confirm: made.append(engine.create_queue(queue, settings, now, confirm))
+        )
+        return made[0]
+
+    async def updated(self, queue: str, changes: dict[str, Any]) -> QueueConfig:
+        """Change settings of a queue in use. Raises :class:`QueueError`."""
+        await self.finished(lambda engine, now, confirm: engine.update_queue(queue, changes, now, confirm))
+        return self.turn()[0].node.engine.queue_config(queue)[0]
+
+    async def cancelled(self, queue: str, delay_id: str, otherwise: str) -> None:
+        """Cancel a delayed message. Raises :class:`QueueError` (NOT_PENDING, with the text, where there is none)."""
+
+        def start(engine: QueueEngine, now: float, confirm: Confirm) -> None:
+            if not engine.cancel_delayed(queue, delay_id, now, confirm):
+                raise QueueError(QueueErrorCode.NOT_PENDING, otherwise)
+
+        await self.finished(start)
+
+    async def group_deleted(self, queue: str, group: str) -> None:
+        """Delete a group without consumers. Raises :class:`QueueError`."""
+        await self.finished(lambda engine, now, confirm: engine.groups.delete(queue, group, now, confirm))
+
+    async def reset(self, queue: str, group: str, position: CursorPosition, partition: int | None) -> dict[int, int]:
+        """Let a group go on from another place; returns the new cursors. Raises :class:`QueueError`."""
+        found: dict[int, int] = {}
+        await self.finished(
+            lambda engine, now, confirm: found.update(
+                engine.groups.reset(queue, group, position, partition=partition, now=now, on_done=confirm)
+            )
+        )
+        return found
 
     async def told(self, start: Callable[[Driver, float, Callable[[QueueError | None, _T], None]], object]) -> _T:
         """Start something that tells its outcome once, and wait for that. Raises :class:`QueueError`."""

@@ -139,21 +139,11 @@ class AsyncQueues(EngineTurns):
 
     async def create(self, queue: str, **settings: Any) -> QueueConfig:
         """Create a queue; ``settings`` are keys of its configuration. Raises ``QueueExistsError`` and others."""
-        driver, now = self.turn()
-        engine = driver.node.engine
-        try:
-            config = engine.create_queue(queue, settings, now)
-        except QueueError as error:
-            raise named(error) from error
-        await self.confirmed(lambda confirm: engine.when_made(queue, confirm))
-        return config
+        return await self.created(queue, settings)
 
     async def update(self, queue: str, **changes: Any) -> QueueConfig:
         """Change settings of a queue in use."""
-        driver, now = self.turn()
-        engine = driver.node.engine
-        await self.confirmed(lambda confirm: engine.update_queue(queue, changes, now, confirm))
-        return engine.queue_config(queue)[0]
+        return await self.updated(queue, changes)
 
     # -- dead letters and stored messages ------------------------------------------------------------------------
 

@@ -114,10 +114,9 @@ class AsyncReceived(ReceivedMessage):
         )
 
     async def _settle(self, request: SettleRequest) -> None:
-        driver, now = self._turns.turn()
-        engine = driver.node.engine
-        await self._turns.confirmed(
-            lambda confirm: engine.settle(self.queue, request, consumer_id=self.consumer_id, now=now, on_done=confirm)
+        queue, holder = self.queue, self.consumer_id
+        await self._turns.finished(
+            lambda engine, now, confirm: engine.settle(queue, request, consumer_id=holder, now=now, on_done=confirm)
         )
         self.settled = self.settled or request.outcome is not Outcome.EXTEND
 

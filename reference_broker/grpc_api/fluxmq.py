@@ -58,11 +58,7 @@ async def create_queue(call: Call, asked: Any) -> Any:
     settings = {"partitions": 1, **_settings(asked.config)}
     if asked.topics:
         settings["topics"] = list(asked.topics)
-    driver, now = call.service.turn()
-    engine = driver.node.engine
-    config = engine.create_queue(name, settings, now)
-    await call.service.confirmed(lambda confirm: engine.when_made(name, confirm))
-    return _queue(call, config)
+    return _queue(call, await call.service.created(name, settings))
 
 
 @served(Scope.ADMIN)
@@ -84,23 +80,19 @@ async def list_queues(call: Call, asked: Any) -> Any:
 @served(Scope.ADMIN)
 async def update_queue(call: Call, asked: Any) -> Any:
     name = call.caller.administered(asked.name, "config")
-    driver, now = call.service.turn()
-    engine = driver.node.engine
     changes = _settings(asked.config)
     if "partitions" in changes:
         count = changes.pop("partitions")
-        await call.service.confirmed(lambda confirm: engine.add_partitions(name, count, now, confirm))
-        _, now = call.service.turn()
+        await call.service.finished(lambda engine, now, confirm: engine.add_partitions(name, count, now, confirm))
     if changes:
-        await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
-    return _queue(call, engine.queue_config(name)[0])
+        await call.service.updated(name, changes)
+    return _queue(call, call.service.engine.queue_config(name)[0])
 
 
 @served(Scope.ADMIN)
 async def delete_queue(call: Call, asked: Any) -> Any:
     name = call.caller.administered(asked.name, "delete")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.delete_queue(name, now, confirm))
+    await call.service.finished(lambda engine, now, confirm: engine.delete_queue(name, now, confirm))
     return schema.empty()
 
 
@@ -426,10 +418,9 @@ async def create_consumer_group(call: Call, asked: Any) -> Any:
     group, pattern = group_of(asked.group_id)
     pattern = asked.pattern or pattern
     name = call.caller.queue(asked.queue_name, Scope.READ, pattern)
-    driver, now = call.service.turn()
     start = _STARTS[config.initial_position]
-    await call.service.confirmed(
-        lambda confirm: driver.node.engine.create_group(name, group, now, confirm, pattern=pattern, start=start)
+    await call.service.finished(
+        lambda engine, now, confirm: engine.create_group(name, group, now, confirm, pattern=pattern, start=start)
     )
     return _group(call, asked.queue_name, call.service.engine.groups.details(name, _effective(group, pattern)))
 
@@ -457,8 +448,7 @@ async def list_consumer_groups(call: Call, asked: Any) -> Any:
 @served(Scope.ADMIN)
 async def delete_consumer_group(call: Call, asked: Any) -> Any:
     name = call.caller.administered(asked.queue_name, "groups")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.groups.delete(name, asked.group_id, now, confirm))
+    await call.service.group_deleted(name, asked.group_id)
     return schema.empty()
 
 
@@ -614,9 +604,8 @@ async def _settle(
         delay_s=delay_s,
     )
     consumer = _member_id(call, asked) if asked.offsets else None
-    driver, now = call.service.turn()
-    await call.service.confirmed(
-        lambda confirm: driver.node.engine.settle(name, request, consumer_id=consumer, now=now, on_done=confirm)
+    await call.service.finished(
+        lambda engine, now, confirm: engine.settle(name, request, consumer_id=consumer, now=now, on_done=confirm)
     )
     return name, partition, count
 

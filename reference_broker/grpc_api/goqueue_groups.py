@@ -85,20 +85,7 @@ async def reset_offsets(call: Call, asked: Any) -> Any:
         try:
             queue = call.caller.administered(queue_in(call, topic), "groups")
             told["old_offset"] = dict(enumerate(groups.committed(queue, asked.group_id))).get(partition, -1)
-            cursors: dict[int, int] = {}
-            await call.service.confirmed(
-                lambda confirm, queue=queue, partition=partition, position=position, cursors=cursors: cursors.update(  # type: ignore[misc]
-                    groups.reset(
-                        queue,
-                        asked.group_id,
-                        position,
-                        partition=partition,
-                        now=call.service.turn()[1],
-                        on_done=confirm,
-                    )
-                )
-            )
-            told["new_offset"] = cursors[partition]
+            told["new_offset"] = (await call.service.reset(queue, asked.group_id, position, partition))[partition]
         except QueueError as error:
             told["error"] = goqueue_error(call.caller.refusal(error))
         results.append(told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import Query
@@ -11,7 +11,7 @@ from assay.reference_broker.api.problems import Code, RequestError
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Body, Limit, Name
 from assay.reference_broker.http.routes.messages import ConsumeAnswer, cursor_of, told_of
-from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueErrorCode
 from assay.reference_broker.queues.admin.admin import Cancelled, DelayedMessages, PurgeAnswer
 from assay.reference_broker.queues.admin.group_admin import GroupsAnswer, ResetAnswer
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
@@ -115,14 +115,8 @@ async def delayed_messages(
 async def cancel_delayed_message(call: Asked, queue: Name, delay_id: Name) -> Cancelled:
     """A delayed message is never delivered."""
     name = call.caller.queue(queue, Scope.WRITE)
-    wanted = call.caller.named_in(delay_id)
-
-    def start(confirm: Any) -> None:
-        driver, now = call.service.turn()
-        if not driver.node.engine.cancel_delayed(name, wanted, now, confirm):
-            raise QueueError(_Q.NOT_PENDING, f"{delay_id[:80]!r} does not wait for its time")
-
-    await call.service.confirmed(start)
+    text = f"{delay_id[:80]!r} does not wait for its time"
+    await call.service.cancelled(name, call.caller.named_in(delay_id), text)
     return Cancelled(cancelled=True)
 
 
@@ -146,10 +140,8 @@ async def get_bindings(call: Asked, queue: Name) -> Topics:
 async def set_bindings(call: Asked, queue: Name, wanted: Body[Topics]) -> Topics:
     """Bind a queue to these filters, and to no others."""
     name = call.caller.administered(queue, "config")
-    driver, now = call.service.turn()
-    engine, changes = driver.node.engine, {"topics": wanted.topics}
-    await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
-    return Topics(topics=list(engine.queue_config(name)[0].topics))
+    config = await call.service.updated(name, {"topics": wanted.topics})
+    return Topics(topics=list(config.topics))
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
@@ -190,8 +182,7 @@ class GroupGone(msgspec.Struct, frozen=True, kw_only=True):
 async def delete_queue_group(call: Asked, queue: Name, group: Name) -> GroupGone:
     """Delete a group without consumers, for good."""
     name = call.caller.administered(queue, "groups")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.groups.delete(name, group, now, confirm))
+    await call.service.group_deleted(name, group)
     return GroupGone(deleted=group)
 
 
@@ -233,14 +224,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 async def reset_group(call: Asked, queue: Name, group: Name, wanted: Body[Reset]) -> ResetAnswer:
     """Let a group go on from another place; what is in flight becomes stale."""
     name = call.caller.administered(queue, "reset")
-    driver, now = call.service.turn()
-    position = cursor_of(wanted.to)
-    cursors: dict[int, int] = {}
-    await call.service.confirmed(
-        lambda confirm: cursors.update(
-            driver.node.engine.groups.reset(name, group, position, partition=wanted.partition, now=now, on_done=confirm)
-        )
-    )
+    cursors = await call.service.reset(name, group, cursor_of(wanted.to), wanted.partition)
     return ResetAnswer(group=group, cursors=cursors)
 
 

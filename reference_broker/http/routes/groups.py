@@ -7,7 +7,6 @@ for its consumers in them. ``generation`` grows with every change of any of its 
 from __future__ import annotations
 
 import secrets
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -213,9 +212,7 @@ async def delete_group(call: Asked, group: Name) -> GroupDeleted:
     """Delete a group without members, of all topics."""
     queues = [queue for queue in in_queues(call, group) if call.caller.administered(queue, "groups")]
     for queue in queues:
-        driver, now = call.service.turn()
-        delete = partial(driver.node.engine.groups.delete, queue, group, now)
-        await call.service.confirmed(delete)
+        await call.service.group_deleted(queue, group)
     return GroupDeleted(deleted=True, group=group)
 
 

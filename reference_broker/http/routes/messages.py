@@ -208,9 +208,8 @@ async def settle(service: Service, caller: Caller, queue: str, wanted: SettleAsk
         extend_s=wanted.extend_s,
         reason=wanted.reason[:MAX_REASON],
     )
-    driver, now = service.turn()
-    await service.confirmed(
-        lambda confirm: driver.node.engine.settle(name, request, consumer_id=None, now=now, on_done=confirm)
+    await service.finished(
+        lambda engine, now, confirm: engine.settle(name, request, consumer_id=None, now=now, on_done=confirm)
     )
     return len(wanted.receipts)
 

@@ -488,11 +488,9 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True):
 async def scale_topic(call: Asked, topic: Name, wanted: Body[ScaleRequest]) -> Scaled:
     """Let a topic in use have so many partitions in all."""
     name = call.caller.administered(queue_in(call, topic), "partitions")
-    driver, now = call.service.turn()
-    engine = driver.node.engine
-    before = engine.queue_config(name)[0].partitions
-    await call.service.confirmed(lambda confirm: engine.add_partitions(name, wanted.count, now, confirm))
-    after = engine.queue_config(name)[0].partitions
+    before = call.service.engine.queue_config(name)[0].partitions
+    await call.service.finished(lambda engine, now, confirm: engine.add_partitions(name, wanted.count, now, confirm))
+    after = call.service.engine.queue_config(name)[0].partitions
     return Scaled(
         topic_name=topic, old_partition_count=before, new_partition_count=after, partitions_added=after - before
     )

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Query
 
-from assay.reference_broker.api.callers import engine_name
 from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Body, Name
 from assay.reference_broker.queues import QueueErrorCode, QueueStats
@@ -17,7 +16,9 @@ from assay.reference_broker.queues.admin.admin import (
     PurgeAnswer,
     QueueNames,
     QueueSettings,
+    settings_of,
 )
+from assay.reference_broker.queues.messages.address import engine_name
 
 AREA = Area("queues", "Queues: created, changed, looked at, deleted.")
 _Q = QueueErrorCode
@@ -48,40 +49,31 @@ async def create_queue(call: Asked, wanted: Body[CreateQueue]) -> QueueSettings:
     """Create a queue."""
     call.caller.administer("create")
     name = engine_name(wanted.name)
-    driver, now = call.service.turn()
-    engine = driver.node.engine
-    config = engine.create_queue(name, dict(wanted.settings), now)
-    settings = engine.queue_config(config.name)[1]
-    await call.service.confirmed(lambda confirm: engine.when_made(config.name, confirm))
-    return QueueSettings(config=config, settings=settings)
+    await call.service.created(name, dict(wanted.settings))
+    return settings_of(call.service.engine, name)
 
 
 @AREA.get("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
 async def get_queue(call: Asked, queue: Name) -> QueueSettings:
     """How a queue is configured."""
     name = call.caller.administered(queue, "config")
-    config, settings = call.service.engine.queue_config(name)
-    return QueueSettings(config=config, settings=settings)
+    return settings_of(call.service.engine, name)
 
 
 @AREA.patch("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE,))
 async def update_queue(call: Asked, queue: Name, changes: Body[Settings]) -> QueueSettings:
     """Change settings of a queue in use; null takes back what was set (RFC 7386)."""
     name = call.caller.administered(queue, "config")
-    driver, now = call.service.turn()
-    engine = driver.node.engine
     if changes:
-        await call.service.confirmed(lambda confirm: engine.update_queue(name, changes, now, confirm))
-    config, settings = engine.queue_config(name)
-    return QueueSettings(config=config, settings=settings)
+        await call.service.updated(name, changes)
+    return settings_of(call.service.engine, name)
 
 
 @AREA.delete("/queues/{queue}", Scope.ADMIN, errors=(_Q.UNKNOWN_QUEUE, _Q.IN_USE, _Q.STORAGE_FAILED))
 async def delete_queue(call: Asked, queue: Name) -> DeleteAnswer:
     """Delete a queue with all it holds."""
     name = call.caller.administered(queue, "delete")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.delete_queue(name, now, confirm))
+    await call.service.finished(lambda engine, now, confirm: engine.delete_queue(name, now, confirm))
     return DeleteAnswer(deleted=name)
 
 
@@ -103,6 +95,5 @@ async def purge_queue(call: Asked, queue: Name) -> PurgeAnswer:
 async def set_partitions(call: Asked, queue: Name, wanted: Body[PartitionsRequest]) -> PartitionsRequest:
     """Let a queue in use have more partitions."""
     name = call.caller.administered(queue, "partitions")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.add_partitions(name, wanted.count, now, confirm))
+    await call.service.finished(lambda engine, now, confirm: engine.add_partitions(name, wanted.count, now, confirm))
     return wanted

@@ -8,7 +8,6 @@ import msgspec
 from fastapi import Query
 from fastapi.responses import Response
 
-from assay.reference_broker.api.callers import engine_name
 from assay.reference_broker.api.consumers import MAX_ANSWER_BYTES
 from assay.reference_broker.api.problems import Problem, problem_of
 from assay.reference_broker.api.publishing import Became, NewMessage, publish
@@ -21,6 +20,7 @@ from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage, delay_id_of, parse_delay_id
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST
+from assay.reference_broker.queues.messages.address import engine_name
 from assay.reference_broker.queues.messages.durations import parse_time_ms
 from assay.reference_broker.queues.messages.lanes import named
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
@@ -185,12 +185,9 @@ async def create_topic(call: Asked, wanted: Body[CreateTopic]) -> TopicCreated:
         settings["partitions"] = wanted.num_partitions
     if wanted.retention_hours is not None:
         settings["retention"] = {"max_age_s": wanted.retention_hours * _HOUR_S, "keep_settled": True}
-    driver, now = call.service.turn()
-    engine = driver.node.engine
-    if engine.exists(name):
+    if call.service.engine.exists(name):
         raise QueueError(_Q.EXISTS, f"there is a topic {name[:80]!r} already")
-    config = engine.create_queue(name, settings, now)
-    await call.service.confirmed(lambda confirm: engine.when_made(name, confirm))
+    config = await call.service.created(name, settings)
     return TopicCreated(name=name, partitions=config.partitions)
 
 
@@ -222,8 +219,7 @@ async def get_topic(call: Asked, topic: Name) -> TopicDetails:
 async def delete_topic(call: Asked, topic: Name) -> TopicDeleted:
     """Delete a topic with all it holds."""
     name = call.caller.administered(queue_in(call, topic), "delete")
-    driver, now = call.service.turn()
-    await call.service.confirmed(lambda confirm: driver.node.engine.delete_queue(name, now, confirm))
+    await call.service.finished(lambda engine, now, confirm: engine.delete_queue(name, now, confirm))
     return TopicDeleted(deleted=True, name=topic)
 
 
@@ -374,10 +370,6 @@ async def cancel_delayed(call: Asked, topic: Name, partition: int, offset: int) 
     """Cancel one: it is never delivered."""
     name = call.caller.queue(queue_in(call, topic), Scope.WRITE)
 
-    def start(confirm: Any) -> None:
-        driver, now = call.service.turn()
-        if not driver.node.engine.cancel_delayed(name, delay_id_of(name, offset), now, confirm):
-            raise QueueError(_Q.NOT_PENDING, f"no message {offset} of {topic[:80]!r} waits for its time")
-
-    await call.service.confirmed(start)
+    text = f"no message {offset} of {topic[:80]!r} waits for its time"
+    await call.service.cancelled(name, delay_id_of(name, offset), text)
     return DelayCancelled(canceled=True, topic=topic, partition=partition, offset=offset)

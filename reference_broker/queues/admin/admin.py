@@ -18,12 +18,10 @@ from assay.reference_broker.queues.admin.admin_request import AdminRequest, Answ
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, check_queue_name
+from assay.reference_broker.queues.messages.address import engine_name
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.engine import QueueEngine
-
-_DEAD_LETTER_ALIAS: Final = "dlq/"
 
 Handler = Callable[["QueueEngine", AdminRequest], None]
 
@@ -50,32 +48,28 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What of it was set at run time."""
 
 
+def settings_of(engine: QueueEngine, queue: str) -> QueueSettings:
+    """Raises :class:`QueueError`."""
+    config, settings = engine.queue_config(queue)
+    return QueueSettings(config=config, settings=settings)
+
+
 def _create(engine: QueueEngine, request: AdminRequest) -> None:
     """``{"name": "orders", "topics": ["shop/#"]}``: the name, and settings as in the configuration file."""
     settings = request.read(dict[str, Any])
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise QueueError(QueueErrorCode.BAD_OPTION, "the request must have the name of the queue")
-
-    def made(error: QueueError | None) -> None:
-        request.answer(QueueSettings(config=config, settings=settings) if error is None else error)
-
-    config = engine.create_queue(engine_name(name), settings, request.now)
-    settings = engine.queue_config(config.name)[1]
-    engine.when_made(config.name, made)
+    queue = engine_name(name)
+    engine.create_queue(queue, settings, request.now)
+    made = settings_of(engine, queue)
+    engine.when_made(queue, request.once_done(lambda: made))
 
 
 def _config(engine: QueueEngine, request: AdminRequest) -> None:
     """Tells the configuration; what the request holds is changed first, null = back to what the file says."""
     changes = request.read(dict[str, Any])
-
-    def done(error: QueueError | None) -> None:
-        if error is not None:
-            request.answer(error)
-            return
-        config, settings = engine.queue_config(request.queue)
-        request.answer(QueueSettings(config=config, settings=settings))
-
+    done = request.once_done(lambda: settings_of(engine, request.queue))
     if changes:
         engine.update_queue(request.queue, changes, request.now, done)
     else:
@@ -99,10 +93,7 @@ class DeleteAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 def _delete(engine: QueueEngine, request: AdminRequest) -> None:
     request.read(Fields)
-
-    def done(error: QueueError | None) -> None:
-        request.answer(DeleteAnswer(deleted=request.queue) if error is None else error)
-
+    done = request.once_done(lambda: DeleteAnswer(deleted=request.queue))
     engine.delete_queue(request.queue, request.now, done)
 
 
@@ -116,12 +107,8 @@ def _purge(engine: QueueEngine, request: AdminRequest) -> None:
 
 
 def _partitions(engine: QueueEngine, request: AdminRequest) -> None:
-    count = request.read(PartitionsRequest).count
-
-    def done(error: QueueError | None) -> None:
-        request.answer(PartitionsRequest(count=count) if error is None else error)
-
-    engine.add_partitions(request.queue, count, request.now, done)
+    wanted = request.read(PartitionsRequest)
+    engine.add_partitions(request.queue, wanted.count, request.now, request.once_done(lambda: wanted))
 
 
 def _list(engine: QueueEngine, request: AdminRequest) -> None:
@@ -160,10 +147,7 @@ def _delays(engine: QueueEngine, request: AdminRequest) -> None:
         listed = engine.delayed(request.queue, limit=wanted.limit, after=wanted.after)
         request.answer(DelayedMessages(messages=listed))
         return
-
-    def done(error: QueueError | None) -> None:
-        request.answer(error or Cancelled(cancelled=True))
-
+    done = request.once_done(lambda: Cancelled(cancelled=True))
     if not engine.cancel_delayed(request.queue, wanted.cancel, request.now, done):
         request.answer(Cancelled(cancelled=False))
 
@@ -223,13 +207,6 @@ def perform(engine: QueueEngine, queue: str, operation: str, payload: bytes, now
     if queue:
         queue = engine_name(queue)
     handler(engine, AdminRequest(queue=queue, payload=payload, now=now, answer=answer))
-
-
-def engine_name(path: str) -> str:
-    """The queue that a path names; ``dlq/<queue>`` is the dead-letter queue. Raises :class:`QueueError`."""
-    name = DEAD_LETTER_PREFIX + path[len(_DEAD_LETTER_ALIAS) :] if path.startswith(_DEAD_LETTER_ALIAS) else path
-    check_queue_name(name)
-    return name
 
 
 def encode_answer(result: object) -> bytes:

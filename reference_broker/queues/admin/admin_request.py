@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -34,6 +35,10 @@ class AdminRequest(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(self.payload or b"{}", type=kind)
         except (ValueError, RecursionError) as error:
             raise QueueError(QueueErrorCode.BAD_OPTION, f"the request is not what is expected: {error}") from error
+
+    def once_done(self, answer: Callable[[], object]) -> Confirm:
+        """Answers with what there is to tell then, or with the error."""
+        return lambda error: self.answer(answer() if error is None else error)
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -50,10 +50,7 @@ def groups(engine: QueueEngine, request: AdminRequest) -> None:
         request.answer(GroupsAnswer(groups=engine.groups.all_details(request.queue)))
         return
     details = engine.groups.details(request.queue, asked.group)
-
-    def done(error: QueueError | None) -> None:
-        request.answer(GroupsAnswer(groups=[details]) if error is None else error)
-
+    done = request.once_done(lambda: GroupsAnswer(groups=[details]))
     if asked.delete:
         engine.groups.delete(request.queue, asked.group, request.now, done)
     else:
@@ -70,10 +67,7 @@ def reset(engine: QueueEngine, request: AdminRequest) -> None:
     if asked.partition is not None and asked.partition < 0:
         raise QueueError(QueueErrorCode.BAD_OPTION, "a partition is 0 or more")
     cursors: dict[int, int] = {}
-
-    def done(error: QueueError | None) -> None:
-        request.answer(ResetAnswer(group=asked.group, cursors=cursors) if error is None else error)
-
+    done = request.once_done(lambda: ResetAnswer(group=asked.group, cursors=cursors))
     cursors.update(
         engine.groups.reset(
             request.queue, asked.group, position, partition=asked.partition, now=request.now, on_done=done

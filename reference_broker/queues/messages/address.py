@@ -11,6 +11,7 @@ from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 QUEUE_PREFIX = "$queue/"
 DEAD_LETTER_PREFIX = "$dlq/"
 DEAD_LETTER_ALIAS = "$queue/dlq/"
+_ALIAS_BY_NAME = "dlq/"
 MARK_GROUP = "$mark"
 """A group of the broker's own: it remembers what is gone from a dead-letter queue that has no other group."""
 MAX_QUEUE_NAME_BYTES = 512
@@ -119,3 +120,11 @@ def _utf8_length(text: str) -> int:
 
 def _bad(text: str) -> QueueError:
     return QueueError(QueueErrorCode.BAD_ADDRESS, text)
+
+
+def engine_name(name: str) -> str:
+    """The queue that a name stands for; ``dlq/<queue>`` is the dead-letter queue. Raises :class:`QueueError`."""
+    if name.startswith(_ALIAS_BY_NAME):
+        name = DEAD_LETTER_PREFIX + name[len(_ALIAS_BY_NAME) :]
+    check_queue_name(name)
+    return name
