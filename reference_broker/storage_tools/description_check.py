@@ -60,10 +60,8 @@ def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findin
     for queue in layout.queues:
         for name in disk.list(queue.folder):
             if name.endswith(".tmp"):
-                severity = Severity.NOTE if in_use else Severity.WARNING
-                path = f"{queue.folder}/{name}"
                 meaning = "a broker writes it anew when it needs to; repair drops it"
-                _add(findings, severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning)
+                findings.leftover(f"{queue.folder}/{name}", meaning, in_use=in_use)
 
 
 def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> None:
@@ -84,8 +82,7 @@ def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> N
             _add(findings, Severity.WARNING, FindingKind.DESCRIPTION_DAMAGED, path, "it is missing", meaning)
         return
     except OSError as error:
-        meaning = "make it readable for this user and check again"
-        _add(findings, Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
+        findings.unreadable(path, error)
         return
     except UNREADABLE_JSON as error:
         meaning = "a broker refuses the queue; restore the file: name and number of partitions must be right"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 from typing import TypedDict, Unpack
 
@@ -127,6 +128,23 @@ class Findings:
     ) -> None:
         """Add a finding made of these fields; a check binds the place it looks at once and for all."""
         self.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, **place))
+
+    def unreadable(self, path: str, error: OSError, **place: Unpack[FindingPlace]) -> None:
+        """The operating system refused to read it."""
+        meaning = "make it readable for this user and check again"
+        if error.errno == errno.EIO:
+            meaning = "the disk fails: copy what can be read before anything else"
+        self.report(Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning, **place)
+
+    def leftover(self, path: str, meaning: str, *, in_use: bool, **place: Unpack[FindingPlace]) -> None:
+        """A temporary file; a broker that has the directory open may be writing it."""
+        severity = Severity.NOTE if in_use else Severity.WARNING
+        self.report(severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning, **place)
+
+    def quarantine(self, path: str, problem: str, **place: Unpack[FindingPlace]) -> None:
+        """Damaged bytes that a recovery kept."""
+        meaning = "damaged bytes that a recovery put aside; delete it when nobody wants to look at them"
+        self.report(Severity.NOTE, FindingKind.QUARANTINE, path, problem, meaning, **place)
 
     def add(self, finding: Finding) -> None:
         self.counts[finding.severity] += 1

@@ -55,9 +55,7 @@ def check_groups(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *,
         try:
             _GroupCheck(disk, place, findings, in_use=in_use).run()
         except OSError as error:
-            meaning = "make it readable for this user and check again"
-            problem = str(error.strerror or error)
-            findings.report(Severity.FAULT, FindingKind.UNREADABLE, place.folder, problem, meaning, queue=place.queue)
+            findings.unreadable(place.folder, error, queue=place.queue)
 
 
 def _check_offsets(disk: ReadOnlyDisk, path: str, findings: Findings) -> None:
@@ -75,6 +73,7 @@ class _GroupCheck:
     def __init__(self, disk: ReadOnlyDisk, place: GroupPlace, findings: Findings, *, in_use: bool) -> None:
         self._disk = disk
         self._place = place
+        self._findings = findings
         self._add = partial(findings.report, queue=place.queue)
         self._in_use = in_use
 
@@ -92,12 +91,10 @@ class _GroupCheck:
         for name in self._disk.list(self._place.folder):
             path = f"{self._place.folder}/{name}"
             if name.endswith(".tmp"):
-                severity = Severity.NOTE if self._in_use else Severity.WARNING
                 meaning = "a broker drops it when it opens the group, or repair"
-                self._add(severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning)
+                self._findings.leftover(path, meaning, in_use=self._in_use, queue=self._place.queue)
             elif name.endswith(CORRUPT_SUFFIX):
-                meaning = "damaged bytes that a recovery put aside; delete it when nobody wants to look at them"
-                self._add(Severity.NOTE, FindingKind.QUARANTINE, path, "not part of the group's state", meaning)
+                self._findings.quarantine(path, "not part of the group's state", queue=self._place.queue)
 
     def _check_missing_log(self, path: str, *, is_begun: bool) -> None:
         if self._disk.exists(self._place.stem + MARK_SUFFIX):

@@ -20,16 +20,16 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     group: str
-    pattern: str
+    pattern: str = ""
     folder: str
     cursors: dict[int, int]
     """Partition -> next offset to deliver for the first time."""
-    pending: int
-    pending_by_consumer: dict[str, int]
+    pending: int = 0
+    pending_by_consumer: dict[str, int] = {}
     """Consumer -> messages it has not settled; "" = given back, waiting for redelivery."""
-    log_bytes: int
+    log_bytes: int = 0
     """Of its operation logs."""
-    problem: str
+    problem: str = ""
     """The first thing that is wrong; empty when nothing is. ``verify`` says more."""
 
 

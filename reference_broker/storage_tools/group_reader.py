@@ -107,23 +107,10 @@ def _goqueue_groups(disk: ReadOnlyDisk) -> list[GroupInfo]:
         try:
             offsets = decode_offsets(disk.read(path, MAX_OFFSETS_BYTES))
         except GoQueueFileError as error:
-            found.append(_goqueue_group("", folder.rpartition("/")[2], folder, {}, str(error)))
+            group = folder.rpartition("/")[2]
+            found.append(GroupInfo(queue="", group=group, folder=folder, cursors={}, problem=str(error)))
             continue
         for topic, committed in offsets.topics.items():
             cursors = {number: one.offset for number, one in sorted(committed.partitions.items())}
-            found.append(_goqueue_group(topic, offsets.group_id, folder, cursors, ""))
+            found.append(GroupInfo(queue=topic, group=offsets.group_id, folder=folder, cursors=cursors))
     return found
-
-
-def _goqueue_group(topic: str, group: str, folder: str, cursors: dict[int, int], problem: str) -> GroupInfo:
-    return GroupInfo(
-        queue=topic,
-        group=group,
-        pattern="",
-        folder=folder,
-        cursors=cursors,
-        pending=0,
-        pending_by_consumer={},
-        log_bytes=0,
-        problem=problem,
-    )

@@ -6,6 +6,7 @@ The file is taken apart leniently, so that one wrong byte is reported where it i
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,9 +15,6 @@ import msgspec
 
 from assay.reference_broker.storage.index_files import (
     INDEX_INTERVAL_BYTES,
-    OFFSET_ENTRY_BYTES,
-    OFFSET_HEADER_BYTES,
-    TIME_ENTRY_BYTES,
     TIME_HEADER_BYTES,
     IndexFileError,
     decode_offset_index,
@@ -28,11 +26,22 @@ from assay.reference_broker.storage_tools.segment_reader import Chunk
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """No sound index of a segment is larger; what is larger is called damaged without being read."""
 _COUNT_AT = 13
-_OFFSET_HEADER = struct.Struct("<IBQII11x")
 _TIME_HEADER = struct.Struct("<IBQIqq3x")
-_OFFSET_ENTRY = struct.Struct("<II")
-_TIME_ENTRY = struct.Struct("<qI")
 _GOQUEUE_ENTRY = struct.Struct(">qq")
+
+
+class _Form(NamedTuple):
+    """How an index of ours is laid out."""
+
+    header: struct.Struct
+    entry: struct.Struct
+    decode: Callable[[bytes], object]
+
+
+_FORMS = {
+    IndexFormat.OFFSETS: _Form(struct.Struct("<IBQII11x"), struct.Struct("<II"), decode_offset_index),
+    IndexFormat.TIMES: _Form(_TIME_HEADER, struct.Struct("<qI"), decode_time_index),
+}
 
 
 class IndexState(StrEnum):
@@ -161,12 +170,18 @@ class IndexCheck:
     # -- taking the file apart -----------------------------------------------------------------------------------
 
     def _parse(self, data: bytes, is_final: bool) -> list[_Entry]:
-        if self._format is IndexFormat.OFFSETS:
-            entries = self._parse_offsets(data, is_final)
-        elif self._format is IndexFormat.TIMES:
-            entries = self._parse_times(data, is_final)
-        else:
-            entries = self._parse_goqueue(data)
+        form = _FORMS.get(self._format)
+        header_bytes, pair = (0, _GOQUEUE_ENTRY) if form is None else (form.header.size, form.entry)
+        body = self._body(data, header_bytes, pair.size)
+        if form is not None and len(data) >= header_bytes:
+            self._read_header(data, form, len(body) // pair.size, is_final)
+        # Offsets are relative to the segment's in our files: the first number of an .idx, the second of a .tix.
+        value_base = self._base_offset if self._format is IndexFormat.OFFSETS else 0
+        key_base = self._base_offset if self._format is IndexFormat.TIMES else 0
+        entries = [
+            _Entry(header_bytes + number * pair.size, key_base + key, value_base + value)
+            for number, (value, key) in enumerate(pair.iter_unpack(body))
+        ]
         # GoQueue indexes times as they come, and clocks may step back.
         values_grow = self._format is not IndexFormat.GOQUEUE_TIMES
         for before, entry in pairwise(entries):
@@ -174,47 +189,16 @@ class IndexCheck:
                 self.problems.append(IndexProblem(entry.at, "the entry does not follow the one before it"))
         return entries
 
-    def _parse_offsets(self, data: bytes, is_final: bool) -> list[_Entry]:
-        body = self._body(data, OFFSET_HEADER_BYTES, OFFSET_ENTRY_BYTES)
-        if len(data) >= OFFSET_HEADER_BYTES:
-            try:
-                decode_offset_index(data[:_COUNT_AT] + bytes(4) + data[_COUNT_AT + 4 : OFFSET_HEADER_BYTES])
-            except IndexFileError as error:
-                self.problems.append(IndexProblem(0, str(error)))
-            _, _, base_offset, count, interval_bytes = _OFFSET_HEADER.unpack_from(data)
-            self._check_header(base_offset, count, len(body) // OFFSET_ENTRY_BYTES, is_final)
-            if interval_bytes != INDEX_INTERVAL_BYTES:
-                problem = f"the header says an entry each {interval_bytes} bytes; writers use {INDEX_INTERVAL_BYTES}"
-                self.problems.append(IndexProblem(17, problem, is_harmless=True))
-        return [
-            _Entry(OFFSET_HEADER_BYTES + number * OFFSET_ENTRY_BYTES, position, self._base_offset + relative)
-            for number, (relative, position) in enumerate(_OFFSET_ENTRY.iter_unpack(body))
-        ]
-
-    def _parse_times(self, data: bytes, is_final: bool) -> list[_Entry]:
-        body = self._body(data, TIME_HEADER_BYTES, TIME_ENTRY_BYTES)
-        if len(data) >= TIME_HEADER_BYTES:
-            try:
-                decode_time_index(data[:_COUNT_AT] + bytes(4) + data[_COUNT_AT + 4 : TIME_HEADER_BYTES])
-            except IndexFileError as error:
-                self.problems.append(IndexProblem(0, str(error)))
-            _, _, base_offset, count, _, _ = _TIME_HEADER.unpack_from(data)
-            self._check_header(base_offset, count, len(body) // TIME_ENTRY_BYTES, is_final)
-        return [
-            _Entry(TIME_HEADER_BYTES + number * TIME_ENTRY_BYTES, self._base_offset + relative, timestamp_ms)
-            for number, (timestamp_ms, relative) in enumerate(_TIME_ENTRY.iter_unpack(body))
-        ]
-
-    def _parse_goqueue(self, data: bytes) -> list[_Entry]:
-        body = self._body(data, 0, _GOQUEUE_ENTRY.size)
-        entries = []
-        for number, (first, second) in enumerate(_GOQUEUE_ENTRY.iter_unpack(body)):
-            at = number * _GOQUEUE_ENTRY.size
-            if self._format is IndexFormat.GOQUEUE_OFFSETS:
-                entries.append(_Entry(at, second, first))
-            else:
-                entries.append(_Entry(at, second, first))
-        return entries
+    def _read_header(self, data: bytes, form: _Form, entries: int, is_final: bool) -> None:
+        try:
+            form.decode(data[:_COUNT_AT] + bytes(4) + data[_COUNT_AT + 4 : form.header.size])
+        except IndexFileError as error:
+            self.problems.append(IndexProblem(0, str(error)))
+        _, _, base_offset, count, interval_bytes, *_ = form.header.unpack_from(data)
+        self._check_header(base_offset, count, entries, is_final)
+        if self._format is IndexFormat.OFFSETS and interval_bytes != INDEX_INTERVAL_BYTES:
+            problem = f"the header says an entry each {interval_bytes} bytes; writers use {INDEX_INTERVAL_BYTES}"
+            self.problems.append(IndexProblem(17, problem, is_harmless=True))
 
     def _check_header(self, base_offset: int, count: int, entries: int, is_final: bool) -> None:
         if base_offset != self._base_offset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from functools import partial
 
 import msgspec
@@ -64,6 +63,9 @@ class PartitionCheck:
         self._disk = disk
         self._place = place
         self._add = partial(findings.report, queue=place.queue, partition=place.partition)
+        self._unreadable = partial(findings.unreadable, queue=place.queue, partition=place.partition)
+        self._leftover = partial(findings.leftover, queue=place.queue, partition=place.partition)
+        self._quarantine = partial(findings.quarantine, queue=place.queue, partition=place.partition)
         self._in_use = in_use
         self._lost = merged([one for one in lost if (one.queue, one.partition) == (place.queue, place.partition)])
         self._progress = progress
@@ -83,7 +85,7 @@ class PartitionCheck:
             except FileNotFoundError:
                 self._report_vanished(segment.path)
             except OSError as error:
-                self._report_unreadable(segment.path, error)
+                self._unreadable(segment.path, error)
         self._check_end()
         self._check_missing()
         self._check_other_files()
@@ -103,7 +105,7 @@ class PartitionCheck:
         try:
             data = self._disk.read(path, 1 << 16)
         except OSError as error:
-            self._report_unreadable(path, error)
+            self._unreadable(path, error)
             return
         self._mark = decode_mark(data)
         for start, slot in zip(MARK_SLOT_STARTS, split_mark(data), strict=True):
@@ -330,7 +332,7 @@ class PartitionCheck:
         try:
             return decode_removed(self._disk.read(path, 1 << 10)) if self._disk.exists(path) else None
         except OSError as error:
-            self._report_unreadable(path, error)
+            self._unreadable(path, error)
             return None
 
     # -- files beside the segments -------------------------------------------------------------------------------
@@ -357,12 +359,10 @@ class PartitionCheck:
                     "its segment is gone, by retention most likely; repair drops it",
                 )
             elif role is FileRole.LEFTOVER:
-                severity = Severity.NOTE if self._in_use else Severity.WARNING
                 meaning = "a broker drops it when it opens the directory, or repair"
-                self._add(severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning)
+                self._leftover(path, meaning, in_use=self._in_use)
             elif role is FileRole.QUARANTINE:
-                meaning = "damaged bytes that a recovery put aside; delete it when nobody wants to look at them"
-                self._add(Severity.NOTE, FindingKind.QUARANTINE, path, "not part of the log", meaning)
+                self._quarantine(path, "not part of the log")
             elif role is FileRole.UNKNOWN and not self._disk.is_folder(path):
                 meaning = "brokers ignore it; find out who put it there"
                 self._add(Severity.NOTE, FindingKind.UNKNOWN_FILE, path, "no file of a known kind", meaning)
@@ -373,11 +373,3 @@ class PartitionCheck:
         severity = Severity.NOTE if self._in_use else Severity.FAULT
         meaning = "retention or compaction of the running broker removed it" if self._in_use else "who removed it?"
         self._add(severity, FindingKind.UNREADABLE, path, "the file vanished while the directory was read", meaning)
-
-    def _report_unreadable(self, path: str, error: OSError) -> None:
-        meaning = (
-            "the disk fails: copy what can be read before anything else"
-            if error.errno == errno.EIO
-            else "make it readable for this user and check again"
-        )
-        self._add(Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)

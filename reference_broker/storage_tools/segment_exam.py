@@ -94,12 +94,13 @@ class _Exam:
     """Collects what a walk over a segment shows."""
 
     def __init__(self, segment: SegmentPlace, checks: list[IndexCheck], *, decode: bool, gaps_are_fine_below: int):
-        self.base_offset = segment.base_offset
-        self.next_offset = segment.base_offset
-        self.batches = self.records = self.decoded = self.more = 0
+        self.path = segment.path
+        self.base_offset = self.end_offset = segment.base_offset
+        self.bytes = self.batches = self.records = self.decoded_records = self.more_ranges = 0
         self.compression: dict[str, int] = {}
-        self.first_ms: int | None = None
-        self.last_ms: int | None = None
+        self.first_timestamp_ms: int | None = None
+        self.last_timestamp_ms: int | None = None
+        self.indexes: list[IndexExam] = []
         self.bad_ranges: list[BadRange] = []
         self.gaps: list[Gap] = []
         self._checks = checks
@@ -114,8 +115,8 @@ class _Exam:
         if self._pending is not None:
             self._close_damage(self._pending, found.base_offset)
             self._pending = None
-        elif found.base_offset > self.next_offset and found.base_offset > self._fine_below:
-            gap = Gap(position=found.position, offset=self.next_offset, end_offset=found.base_offset)
+        elif found.base_offset > self.end_offset and found.base_offset > self._fine_below:
+            gap = Gap(position=found.position, offset=self.end_offset, end_offset=found.base_offset)
             if self._has_room(self.gaps):
                 self.gaps.append(gap)
         self._see_chunk(found)
@@ -125,14 +126,15 @@ class _Exam:
         self.records += chunk.record_count
         self.compression[chunk.compression] = self.compression.get(chunk.compression, 0) + 1
         least_ms = min(chunk.base_timestamp_ms, chunk.max_timestamp_ms)
-        self.first_ms = least_ms if self.first_ms is None else min(self.first_ms, least_ms)
-        self.last_ms = chunk.max_timestamp_ms if self.last_ms is None else max(self.last_ms, chunk.max_timestamp_ms)
-        self.next_offset = chunk.end_offset
+        first_ms, last_ms = self.first_timestamp_ms, self.last_timestamp_ms
+        self.first_timestamp_ms = least_ms if first_ms is None else min(first_ms, least_ms)
+        self.last_timestamp_ms = chunk.max_timestamp_ms if last_ms is None else max(last_ms, chunk.max_timestamp_ms)
+        self.end_offset = chunk.end_offset
         for check in self._checks:
             check.see(chunk)
         if self._decode:
             try:
-                self.decoded += len(read_records(chunk))
+                self.decoded_records += len(read_records(chunk))
             except BatchError as error:
                 bad = BadRange(
                     start=chunk.position,
@@ -149,14 +151,14 @@ class _Exam:
             start=damage.start,
             end=damage.end,
             problem=damage.problem,
-            offset=self.next_offset,
+            offset=self.end_offset,
             end_offset=end_offset,
             is_tail=damage.is_tail,
             is_unfinished=is_unfinished,
         )
         for check in self._checks:
             # Of a damaged tail nobody knows which offsets it held.
-            check.see_damage(damage.start, damage.end, self.next_offset, end_offset or 1 << 63)
+            check.see_damage(damage.start, damage.end, self.end_offset, end_offset or 1 << 63)
         self._add_bad(bad)
 
     def _add_bad(self, bad: BadRange) -> None:
@@ -166,7 +168,7 @@ class _Exam:
     def _has_room(self, ranges: Sequence[BadRange | Gap]) -> bool:
         if len(ranges) < MAX_RANGES:
             return True
-        self.more += 1
+        self.more_ranges += 1
         return False
 
     def close_tail(self, *, is_unfinished: bool) -> None:
@@ -195,13 +197,12 @@ def examine_segment(
     ``end_offset``: base offset of the next segment; None for the last. ``decode``: take every record apart, too.
     ``gaps_are_fine_below``: a compaction removed records below this offset. Raises :class:`OSError`.
     """
-    formats = [IndexFormat(suffix) for suffix in codec.format.index_suffixes]
-    checks = []
-    for index_format in formats:
-        data = _read_index(disk, segment.stem + index_format.value)
-        is_final = end_offset is not None or codec.format is StoreFormat.ASSAY
-        checks.append(IndexCheck(data, segment.base_offset, index_format, is_final=is_final))
-    exam = _Exam(segment, checks, decode=decode, gaps_are_fine_below=gaps_are_fine_below)
+    is_final = end_offset is not None or codec.format is StoreFormat.ASSAY
+    checks: dict[str, IndexCheck] = {}
+    for suffix in codec.format.index_suffixes:
+        path = segment.stem + suffix
+        checks[path] = IndexCheck(_read_index(disk, path), segment.base_offset, IndexFormat(suffix), is_final=is_final)
+    exam = _Exam(segment, list(checks.values()), decode=decode, gaps_are_fine_below=gaps_are_fine_below)
     with closing(disk.open(segment.path)) as file:
         reported = 0
         for found in walk_chunks(file, segment.base_offset, codec, end_offset=end_offset):
@@ -213,26 +214,9 @@ def examine_segment(
         tail = exam.tail
         exam.close_tail(is_unfinished=tail is not None and looks_unfinished(file, tail, codec))
         progress(file.size - reported)
-        size = file.size
-    return SegmentExam(
-        path=segment.path,
-        base_offset=segment.base_offset,
-        end_offset=exam.next_offset,
-        bytes=size,
-        batches=exam.batches,
-        records=exam.records,
-        decoded_records=exam.decoded,
-        compression=exam.compression,
-        first_timestamp_ms=exam.first_ms,
-        last_timestamp_ms=exam.last_ms,
-        bad_ranges=tuple(exam.bad_ranges),
-        gaps=tuple(exam.gaps),
-        more_ranges=exam.more,
-        indexes=tuple(
-            _index_exam(segment.stem + index_format.value, check)
-            for index_format, check in zip(formats, checks, strict=True)
-        ),
-    )
+        exam.bytes = file.size
+    exam.indexes = [_index_exam(path, check) for path, check in checks.items()]
+    return msgspec.convert(exam, SegmentExam, from_attributes=True)
 
 
 def _read_index(disk: ReadOnlyDisk, path: str) -> bytes | None:

@@ -7,7 +7,7 @@ from assay.reference_broker.storage_tools.description_check import check_descrip
 from assay.reference_broker.storage_tools.findings import Findings, Severity, VerifyReport
 from assay.reference_broker.storage_tools.group_check import check_groups
 from assay.reference_broker.storage_tools.layout import StoreLayout
-from assay.reference_broker.storage_tools.partition_check import PartitionCheck
+from assay.reference_broker.storage_tools.partition_check import PartitionCheck, PartitionTotals
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from assay.reference_broker.storage_tools.repair_record import read_lost_ranges
 from assay.reference_broker.storage_tools.segment_exam import Progress, no_progress
@@ -47,10 +47,7 @@ def verify_directory(
         queues=len(layout.queues),
         partitions=len(layout.select(None, None)),
         delayed=delayed,
-        segments=sum(one.segments for one in totals),
-        segment_bytes=sum(one.segment_bytes for one in totals),
-        batches=sum(one.batches for one in totals),
-        records=sum(one.records for one in totals),
+        **{name: sum(getattr(one, name) for one in totals) for name in PartitionTotals.__struct_fields__},
         faults=findings.counts[Severity.FAULT],
         warnings=findings.counts[Severity.WARNING],
         notes=findings.counts[Severity.NOTE],
