@@ -384,4 +384,4 @@ def priorities_share_lanes(patch: Patch) -> None:
 def max_priority_passed_over(patch: Patch) -> None:
     from assay.reference_broker.amqp091 import queue_settings
 
-    patch.item(queue_settings.ARGUMENT_READERS, "x-max-priority", lambda _value, _given: (None, ""))
+    patch.item(queue_settings.ARGUMENT_READERS, "x-max-priority", ("max_priority", lambda _value, _now: None))

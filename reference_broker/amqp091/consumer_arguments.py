@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from assay.reference_broker.amqp091.messages import STREAM_OFFSET
-from assay.reference_broker.amqp091.queue_settings import INTEGERS, interval_s
+from assay.reference_broker.amqp091.queue_settings import (
+    Reader,
+    flag,
+    integer,
+    interval_s,
+    read_arguments,
+)
+from assay.reference_broker.amqp091.topology.arguments import INTEGERS
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.groups.subscribe_options import (
@@ -46,37 +52,18 @@ NO_ARGUMENTS: Final = ConsumerArguments()
 
 def parse_consumer(arguments: Table, now: float, *, is_stream: bool) -> ConsumerArguments:
     """Raises :class:`AmqpError` (406) for a value that makes no sense, and for an argument that is not supported."""
-    found = NO_ARGUMENTS
+    if not arguments:
+        return NO_ARGUMENTS
     readers = _OF_STREAMS if is_stream else _OF_QUEUES
-    for name, value in arguments:
-        if not name.startswith("x-"):
-            # It is for people.
-            continue
-        reader = readers.get(name)
-        if reader is None:
-            raise _refused(name, f"it is not supported of {'streams' if is_stream else 'queues'}")
-        try:
-            found = reader(found, value, now)
-        except ValueError as error:
-            raise _refused(name, str(error)) from error
+    found = ConsumerArguments(**read_arguments(arguments, readers, _refused, now, is_stream=is_stream))
     if not found.commits and not found.group:
-        raise _refused("x-auto-commit", "it needs x-consumer-group")
+        raise _refused("x-auto-commit", None, "it needs x-consumer-group")
     return found
 
 
-def _refused(name: str, problem: str) -> AmqpError:
+def _refused(name: str, _value: Typed | None, problem: str) -> AmqpError:
     text = f"invalid arg '{name[:80]}' of basic.consume: {problem}"
     return AmqpError(Reply.PRECONDITION_FAILED, text, rule="rmq.consumer.priority")
-
-
-def _priority(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
-    if value.kind not in INTEGERS:
-        raise ValueError("it must be an integer")
-    return msgspec.structs.replace(found, priority=value.value)
-
-
-def _offset(found: ConsumerArguments, value: Typed, now: float) -> ConsumerArguments:
-    return msgspec.structs.replace(found, offset=position_of(value, now))
 
 
 def position_of(value: Typed, now: float) -> CursorPosition:
@@ -100,22 +87,15 @@ def position_of(value: Typed, now: float) -> CursorPosition:
     return CursorPosition(kind=CursorKind.TIME, value=number if number > _MILLISECONDS_FROM else number * 1_000)
 
 
-def _group(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
+def _group(value: Typed, _now: float) -> str:
     if value.kind is not Kind.TEXT or not 0 < len(value.value.encode()) <= MAX_GROUP_BYTES or "\0" in value.value:
         raise ValueError(f"it must be a text of 1 to {MAX_GROUP_BYTES} bytes without NUL")
-    return msgspec.structs.replace(found, group=value.value)
+    return str(value.value)
 
 
-def _auto_commit(found: ConsumerArguments, value: Typed, _now: float) -> ConsumerArguments:
-    if value.kind is not Kind.BOOL:
-        raise ValueError("it must be true or false")
-    return msgspec.structs.replace(found, commits=value.value)
-
-
-_Reader = Callable[[ConsumerArguments, Typed, float], ConsumerArguments]
-_OF_QUEUES: Final[dict[str, _Reader]] = {"x-priority": _priority}
-_OF_STREAMS: Final[dict[str, _Reader]] = {
-    STREAM_OFFSET: _offset,
-    "x-consumer-group": _group,
-    "x-auto-commit": _auto_commit,
+_OF_QUEUES: Final[dict[str, tuple[str, Reader]]] = {"x-priority": ("priority", integer())}
+_OF_STREAMS: Final[dict[str, tuple[str, Reader]]] = {
+    STREAM_OFFSET: ("offset", lambda value, now: position_of(value, now)),
+    "x-consumer-group": ("group", _group),
+    "x-auto-commit": ("commits", flag),
 }

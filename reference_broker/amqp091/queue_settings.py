@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from assay.reference_broker.amqp091.topology.arguments import INTEGERS
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.config import MAX_PRIORITY_LEVELS, MIN_SEGMENT_BYTES, LimitScope, Overflow
 from assay.reference_broker.routing.properties import Kind, Typed
 
-INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
 _MOST_MS: Final = (1 << 32) - 1
 """Also RabbitMQ's bound."""
 _FOR_EVER_S: Final = 365.0 * 86_400
@@ -75,21 +77,10 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_arguments(queue: str, arguments: Table) -> QueueArguments:
     """Raises :class:`AmqpError` (406) for a value that makes no sense, and for an argument that is not supported."""
-    given: dict[str, Any] = {}
     is_stream = any(name == "x-queue-type" and value.value == STREAM for name, value in arguments)
     allowed = _OF_STREAMS if is_stream else ARGUMENT_READERS.keys() - _OF_STREAMS_ALONE
-    for name, value in arguments:
-        if not name.startswith("x-"):
-            # It is for people.
-            continue
-        reader = ARGUMENT_READERS.get(name) if name in allowed else None
-        if reader is None:
-            raise _refused(queue, name, value, f"it is not supported of {'streams' if is_stream else 'queues'}")
-        field, problem = reader(value, given)
-        if problem:
-            raise _refused(queue, name, value, problem)
-        if field is not None:
-            given[field[0]] = field[1]
+    readers = {name: reader for name, reader in ARGUMENT_READERS.items() if name in allowed}
+    given = read_arguments(arguments, readers, partial(_refused, queue), 0.0, is_stream=is_stream)
     found = QueueArguments(**given)
     if found.dead_letter_routing_key is not None and found.dead_letter_exchange is None:
         text = f"invalid arg 'x-dead-letter-routing-key' for queue '{queue}': it needs x-dead-letter-exchange"
@@ -102,31 +93,53 @@ def _refused(queue: str, name: str, value: Typed, problem: str) -> AmqpError:
     return AmqpError(Reply.PRECONDITION_FAILED, text, rule=_RULES.get(name, _OTHERS))
 
 
-_Read = tuple[tuple[str, Any] | None, str]
-"""The field and its value, or what is wrong."""
+Reader = Callable[[Typed, float], Any]
+"""What a value means, given at a time. Raises :class:`ValueError`, saying what it must be."""
 
 
-def _integer(field: str, least: int, most: int) -> Any:
-    def read(value: Typed, _given: dict[str, Any]) -> _Read:
+def read_arguments(
+    arguments: Table,
+    readers: Mapping[str, tuple[str, Reader]],
+    refused: Callable[[str, Typed, str], AmqpError],
+    now: float,
+    *,
+    is_stream: bool,
+) -> dict[str, Any]:
+    """Fields by the arguments whose names begin with ``x-``; others are for people. Raises what ``refused`` makes."""
+    given: dict[str, Any] = {}
+    for name, value in arguments:
+        if not name.startswith("x-"):
+            continue
+        if name not in readers:
+            raise refused(name, value, f"it is not supported of {'streams' if is_stream else 'queues'}")
+        field, reader = readers[name]
+        try:
+            given[field] = reader(value, now)
+        except ValueError as error:
+            raise refused(name, value, str(error)) from error
+    return given
+
+
+def integer(least: int | None = None, most: int = 0) -> Reader:
+    """From ``least`` to ``most``; None = any."""
+
+    def read(value: Typed, _now: float) -> Any:
         if value.kind not in INTEGERS:
-            return None, "it must be an integer"
-        if not least <= value.value <= most:
-            return None, f"it must be {least} to {most}"
-        return (field, value.value), ""
+            raise ValueError("it must be an integer")
+        if least is not None and not least <= value.value <= most:
+            raise ValueError(f"it must be {least} to {most}")
+        return value.value
 
     return read
 
 
-def _overflow(value: Typed, _given: dict[str, Any]) -> _Read:
-    if value.kind is not Kind.TEXT or value.value not in _OVERFLOW:
-        return None, f"it must be one of {', '.join(_OVERFLOW)}"
-    return ("overflow", value.value), ""
+def _one_of(names: Collection[str], told: str) -> Reader:
+    def read(value: Typed, _now: float) -> Any:
+        if value.kind is not Kind.TEXT or value.value not in names:
+            raise ValueError(f"it must be {told}")
+        return value.value
 
-
-def _queue_type(value: Typed, _given: dict[str, Any]) -> _Read:
-    if value.kind is not Kind.TEXT or value.value not in ("classic", "quorum", STREAM):
-        return None, "it must be classic, quorum or stream"
-    return ("queue_type", value.value), ""
+    return read
 
 
 def interval_s(text: str) -> float:
@@ -137,51 +150,26 @@ def interval_s(text: str) -> float:
     return int(found[1]) * _UNITS_S[found[2]]
 
 
-def _max_age(value: Typed, _given: dict[str, Any]) -> _Read:
+def _max_age(value: Typed, _now: float) -> float:
     if value.kind in INTEGERS and 0 < value.value < 1 << 40:
-        return ("max_age_s", float(value.value)), ""
-    try:
-        seconds = interval_s(value.value) if value.kind is Kind.TEXT else 0.0
-    except ValueError as error:
-        return None, str(error)
-    return (("max_age_s", seconds), "") if seconds else (None, "it must be more than nothing")
+        return float(value.value)
+    seconds = interval_s(value.value) if value.kind is Kind.TEXT else 0.0
+    if not seconds:
+        raise ValueError("it must be more than nothing")
+    return seconds
 
 
-def _flag(field: str) -> Any:
-    def read(value: Typed, _given: dict[str, Any]) -> _Read:
-        if value.kind is not Kind.BOOL:
-            return None, "it must be true or false"
-        return (field, value.value), ""
-
-    return read
+def flag(value: Typed, _now: float) -> bool:
+    """Raises :class:`ValueError`."""
+    if value.kind is not Kind.BOOL:
+        raise ValueError("it must be true or false")
+    return bool(value.value)
 
 
-def _text(field: str) -> Any:
-    def read(value: Typed, _given: dict[str, Any]) -> _Read:
-        if value.kind is not Kind.TEXT or len(value.value.encode()) > 255:
-            return None, "it must be a text of at most 255 bytes"
-        return (field, value.value), ""
-
-    return read
-
-
-ARGUMENT_READERS: Final[dict[str, Any]] = {
-    "x-dead-letter-exchange": _text("dead_letter_exchange"),
-    "x-dead-letter-routing-key": _text("dead_letter_routing_key"),
-    "x-message-ttl": _integer("message_ttl_ms", 0, _MOST_MS),
-    "x-expires": _integer("expires_ms", 1, _MOST_MS),
-    "x-max-length": _integer("max_length", 0, MAX_DEPTH),
-    "x-max-length-bytes": _integer("max_length_bytes", 0, 1 << 50),
-    "x-delivery-limit": _integer("delivery_limit", 0, 1_000_000),
-    "x-max-priority": _integer("max_priority", 1, MAX_PRIORITY_LEVELS - 1),
-    "x-single-active-consumer": _flag("is_single_active"),
-    "x-overflow": _overflow,
-    "x-queue-type": _queue_type,
-    "x-max-age": _max_age,
-    "x-stream-max-segment-size-bytes": _integer("segment_bytes", 1, 1 << 32),
-}
-_OF_STREAMS_ALONE: Final = frozenset({"x-max-age", "x-stream-max-segment-size-bytes"})
-_OF_STREAMS: Final = _OF_STREAMS_ALONE | {"x-queue-type", "x-max-length", "x-max-length-bytes"}
+def _text(value: Typed, _now: float) -> str:
+    if value.kind is not Kind.TEXT or len(value.value.encode()) > 255:
+        raise ValueError("it must be a text of at most 255 bytes")
+    return str(value.value)
 
 
 _OVERFLOW: Final = {
@@ -190,6 +178,23 @@ _OVERFLOW: Final = {
     "reject-publish-dlx": (Overflow.REJECT, Overflow.REJECT_TO_DEAD_LETTERS),
 }
 """Without a dead letter exchange, and with one."""
+ARGUMENT_READERS: Final[dict[str, tuple[str, Reader]]] = {
+    "x-dead-letter-exchange": ("dead_letter_exchange", _text),
+    "x-dead-letter-routing-key": ("dead_letter_routing_key", _text),
+    "x-message-ttl": ("message_ttl_ms", integer(0, _MOST_MS)),
+    "x-expires": ("expires_ms", integer(1, _MOST_MS)),
+    "x-max-length": ("max_length", integer(0, MAX_DEPTH)),
+    "x-max-length-bytes": ("max_length_bytes", integer(0, 1 << 50)),
+    "x-delivery-limit": ("delivery_limit", integer(0, 1_000_000)),
+    "x-max-priority": ("max_priority", integer(1, MAX_PRIORITY_LEVELS - 1)),
+    "x-single-active-consumer": ("is_single_active", flag),
+    "x-overflow": ("overflow", _one_of(_OVERFLOW, f"one of {', '.join(_OVERFLOW)}")),
+    "x-queue-type": ("queue_type", _one_of(("classic", "quorum", STREAM), "classic, quorum or stream")),
+    "x-max-age": ("max_age_s", _max_age),
+    "x-stream-max-segment-size-bytes": ("segment_bytes", integer(1, 1 << 32)),
+}
+_OF_STREAMS_ALONE: Final = frozenset({"x-max-age", "x-stream-max-segment-size-bytes"})
+_OF_STREAMS: Final = _OF_STREAMS_ALONE | {"x-queue-type", "x-max-length", "x-max-length-bytes"}
 
 
 def settings_of(arguments: QueueArguments, *, durable: bool, max_message_bytes: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from assay.reference_broker.amqp091 import rights
 from assay.reference_broker.amqp091.handles import ChannelHandle
-from assay.reference_broker.amqp091.queue_settings import INTEGERS
+from assay.reference_broker.amqp091.topology.arguments import INTEGERS
 from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.queues.jobs.confirms import Confirm

@@ -9,133 +9,114 @@ class BrokerClosedError(RuntimeError):
     """The broker is not running (any more)."""
 
 
-class InvalidAddressError(QueueError):
+NAMES: dict[QueueErrorCode, type[QueueError]] = {}
+
+
+class _NamedError(QueueError):
+    """Has a name beside its code."""
+
+    def __init_subclass__(cls, *, code: QueueErrorCode) -> None:
+        NAMES[code] = cls
+
+
+class InvalidAddressError(_NamedError, code=QueueErrorCode.BAD_ADDRESS):
     """The name of the queue, the filter, the message id or the partition is malformed."""
 
 
-class InvalidOptionError(QueueError):
+class InvalidOptionError(_NamedError, code=QueueErrorCode.BAD_OPTION):
     """An option has a value that cannot be honoured: a delay that is too long, an unknown priority."""
 
 
-class UnknownQueueError(QueueError):
+class UnknownQueueError(_NamedError, code=QueueErrorCode.UNKNOWN_QUEUE):
     """There is no such queue, and it is not created by itself."""
 
 
-class QueueExistsError(QueueError):
+class QueueExistsError(_NamedError, code=QueueErrorCode.EXISTS):
     """There is a queue of that name already."""
 
 
-class MessageTooLargeError(QueueError):
+class MessageTooLargeError(_NamedError, code=QueueErrorCode.TOO_LARGE):
     """The message is larger than the queue takes."""
 
 
-class MessageMisfitError(QueueError):
+class MessageMisfitError(_NamedError, code=QueueErrorCode.MISFIT):
     """The message does not fit the schema of its queue."""
 
 
-class QueueFullError(QueueError):
+class QueueFullError(_NamedError, code=QueueErrorCode.FULL):
     """The queue holds as much as it may."""
 
 
-class NotPendingError(QueueError):
+class NotPendingError(_NamedError, code=QueueErrorCode.NOT_PENDING):
     """The delivery is settled, timed out, or was never made."""
 
 
-class StaleReceiptError(QueueError):
+class StaleReceiptError(_NamedError, code=QueueErrorCode.STALE_RECEIPT):
     """The delivery was made again since."""
 
 
-class AmbiguousSettlementError(QueueError):
+class AmbiguousSettlementError(_NamedError, code=QueueErrorCode.AMBIGUOUS):
     """Several groups hold the message: name one."""
 
 
-class LimitReachedError(QueueError):
+class LimitReachedError(_NamedError, code=QueueErrorCode.LIMIT):
     """So many queues, groups or consumers there may be."""
 
 
-class QuotaExceededError(QueueError):
+class QuotaExceededError(_NamedError, code=QueueErrorCode.QUOTA):
     """A quota of the tenant is used up."""
 
 
-class NotAllowedError(QueueError):
+class NotAllowedError(_NamedError, code=QueueErrorCode.NOT_ALLOWED):
     """That is not allowed, whatever the state."""
 
 
-class UnknownProducerError(QueueError):
+class UnknownProducerError(_NamedError, code=QueueErrorCode.UNKNOWN_PRODUCER):
     """No producer of that id was initialised, or it was forgotten."""
 
 
-class FencedError(QueueError):
+class FencedError(_NamedError, code=QueueErrorCode.FENCED):
     """A newer producer of that name has begun."""
 
 
-class OutOfSequenceError(QueueError):
+class OutOfSequenceError(_NamedError, code=QueueErrorCode.OUT_OF_SEQUENCE):
     """Neither the producer's next message nor one of the last ones again."""
 
 
-class UnknownTransactionError(QueueError):
+class UnknownTransactionError(_NamedError, code=QueueErrorCode.UNKNOWN_TRANSACTION):
     """The transaction never began, or was aborted when the broker stopped."""
 
 
-class TransactionStateError(QueueError):
+class TransactionStateError(_NamedError, code=QueueErrorCode.TRANSACTION_STATE):
     """The transaction has ended, by its timeout for one, or another of that name is open; the text says which."""
 
 
-class UnknownGroupError(QueueError):
+class UnknownGroupError(_NamedError, code=QueueErrorCode.UNKNOWN_GROUP):
     """The queue has no group of that name."""
 
 
-class UnknownMemberError(QueueError):
+class UnknownMemberError(_NamedError, code=QueueErrorCode.UNKNOWN_MEMBER):
     """The consumer is no member of the group, or its session has timed out."""
 
 
-class StaleGenerationError(QueueError):
+class StaleGenerationError(_NamedError, code=QueueErrorCode.STALE_GENERATION):
     """The group has been assigned anew since: ask for the current assignment."""
 
 
-class InvalidCursorError(QueueError):
+class InvalidCursorError(_NamedError, code=QueueErrorCode.BAD_CURSOR):
     """The cursor names no place that the group could go to."""
 
 
-class NotIdleError(QueueError):
+class NotIdleError(_NamedError, code=QueueErrorCode.NOT_IDLE):
     """The delivery has not been idle for as long as was asked."""
 
 
-class QueueInUseError(QueueError):
+class QueueInUseError(_NamedError, code=QueueErrorCode.IN_USE):
     """The queue, or the group, is in use."""
 
 
-class StorageFailedError(QueueError):
+class StorageFailedError(_NamedError, code=QueueErrorCode.STORAGE_FAILED):
     """The disk refused a write or a sync."""
-
-
-NAMES: dict[QueueErrorCode, type[QueueError]] = {
-    QueueErrorCode.BAD_ADDRESS: InvalidAddressError,
-    QueueErrorCode.BAD_OPTION: InvalidOptionError,
-    QueueErrorCode.UNKNOWN_QUEUE: UnknownQueueError,
-    QueueErrorCode.EXISTS: QueueExistsError,
-    QueueErrorCode.TOO_LARGE: MessageTooLargeError,
-    QueueErrorCode.MISFIT: MessageMisfitError,
-    QueueErrorCode.FULL: QueueFullError,
-    QueueErrorCode.NOT_PENDING: NotPendingError,
-    QueueErrorCode.STALE_RECEIPT: StaleReceiptError,
-    QueueErrorCode.AMBIGUOUS: AmbiguousSettlementError,
-    QueueErrorCode.LIMIT: LimitReachedError,
-    QueueErrorCode.QUOTA: QuotaExceededError,
-    QueueErrorCode.NOT_ALLOWED: NotAllowedError,
-    QueueErrorCode.UNKNOWN_PRODUCER: UnknownProducerError,
-    QueueErrorCode.FENCED: FencedError,
-    QueueErrorCode.OUT_OF_SEQUENCE: OutOfSequenceError,
-    QueueErrorCode.UNKNOWN_TRANSACTION: UnknownTransactionError,
-    QueueErrorCode.TRANSACTION_STATE: TransactionStateError,
-    QueueErrorCode.UNKNOWN_GROUP: UnknownGroupError,
-    QueueErrorCode.UNKNOWN_MEMBER: UnknownMemberError,
-    QueueErrorCode.STALE_GENERATION: StaleGenerationError,
-    QueueErrorCode.BAD_CURSOR: InvalidCursorError,
-    QueueErrorCode.NOT_IDLE: NotIdleError,
-    QueueErrorCode.IN_USE: QueueInUseError,
-    QueueErrorCode.STORAGE_FAILED: StorageFailedError,
-}
 
 
 def named(error: QueueError) -> Exception:

@@ -17,9 +17,7 @@ MAX_NAME_BYTES: Final = 255
 
 _NAME_RULE: Final = "sec.4.2.5.3.shortstr"
 _TABLE_RULE: Final = "sec.4.2.1.field-types"
-_INTEGERS: Final = frozenset(
-    {Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64},
-)
+INTEGERS: Final = frozenset({Kind.I8, Kind.U8, Kind.I16, Kind.U16, Kind.I32, Kind.U32, Kind.I64, Kind.U64})
 _FLOATS: Final = frozenset({Kind.F32, Kind.F64})
 _TEXTS: Final = frozenset({Kind.TEXT, Kind.SYMBOL})
 _LINE_FEEDS: Final = str.maketrans("", "", "\r\n")
@@ -96,7 +94,7 @@ def _is_deeper(value: Typed, depth: int) -> bool:
 def comparable(value: Typed) -> Hashable:
     """The same for values that are the same: of integers the width is no part of it, and of tables the order."""
     kind, content = value.kind, value.value
-    if kind in _INTEGERS:
+    if kind in INTEGERS:
         return "integer", content
     if kind in _TEXTS:
         return "text", content

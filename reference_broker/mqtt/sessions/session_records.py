@@ -139,20 +139,8 @@ def stored_message(message: Message) -> StoredMessage:
 
 
 def restored_message(stored: StoredMessage) -> Message:
-    return Message(
-        topic=stored.topic,
-        payload=stored.payload,
-        qos=stored.qos,
-        retain=stored.retain,
-        expires_at=stored.expires_at,
-        publisher=stored.publisher,
-        payload_format=stored.payload_format,
-        content_type=stored.content_type,
-        response_topic=stored.response_topic,
-        correlation_data=stored.correlation_data,
-        user_properties=stored.user_properties,
-        properties=decode_properties(stored.properties) if stored.properties else None,
-    )
+    properties = decode_properties(stored.properties) if stored.properties else None
+    return Message(**{**msgspec.structs.asdict(stored), "properties": properties})
 
 
 def stored_subscription(
