@@ -18,7 +18,7 @@ from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.clients.shared import RefusedError
 from assay.reference_broker.commands.ends import StoppedError, UsageError
 from assay.reference_broker.commands.messages import Message, write
-from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, queue_names
+from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, option, queue_names
 
 BATCH: Final = 100
 """Messages of one request, and so unsettled at once."""
@@ -164,7 +164,7 @@ def _read(client: HttpQueues, values: Values) -> Any:
 
 def settle_parameter(default: Outcome) -> Parameter:
     about = "What becomes of what was shown; release: it is ready again when the command ends."
-    return Parameter("settle", about, Place.OWN, ("--settle",), Outcome, default)
+    return option("settle", about, Outcome, default)
 
 
 CONSUME: Final = Verb(
@@ -176,9 +176,9 @@ CONSUME: Final = Verb(
     "\n\nassay consume orders --group billing --follow -o json",
     parameters=(
         Parameter("queue", "Where from; dlq/NAME are the dead letters of a queue.", complete=queue_names),
-        Parameter("group", "Consume as a member of this group.", Place.OWN, ("--group", "-g"), str, None),
-        Parameter("follow", "Go on as more come, until Ctrl-C.", Place.OWN, ("--follow", "-f"), bool, False),
-        Parameter("max", "End after so many.", Place.OWN, ("--max", "-n"), int, None),
+        option("group", "Consume as a member of this group.", str, None, "-g"),
+        option("follow", "Go on as more come, until Ctrl-C.", bool, False, "-f"),
+        option("max", "End after so many.", int, None, "-n"),
         Parameter(
             "start",
             "Where to begin, with a group where a new one begins: earliest, latest, an offset, or a time in RFC 3339.",
@@ -187,21 +187,16 @@ CONSUME: Final = Verb(
             str,
             None,
         ),
-        Parameter("partition", "Without a group: only of this one.", Place.OWN, ("--partition", "-p"), int, None),
+        option("partition", "Without a group: only of this one.", int, None, "-p"),
         settle_parameter(Outcome.ACCEPT),
-        Parameter("consumer", "Its name within the group.", Place.OWN, ("--consumer",), str, None),
-        Parameter(
-            "pattern", "With a group: only routing keys that this filter matches.", Place.OWN, ("--pattern",), str, None
-        ),
-        Parameter(
+        option("consumer", "Its name within the group."),
+        option("pattern", "With a group: only routing keys that this filter matches."),
+        option(
             "wait",
             "Seconds that a request waits for messages: 1, and the command ends with none; 20 if it follows.",
-            Place.OWN,
-            ("--wait",),
             float,
-            None,
         ),
-        Parameter("payloads", "Payloads alone, as they are, one a line.", Place.OWN, ("--payloads",), bool, False),
+        option("payloads", "Payloads alone, as they are, one a line.", bool, False),
     ),
     run=run,
 )

@@ -18,7 +18,7 @@ from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.clients.shared import RefusedError, UnreachableError
 from assay.reference_broker.commands.ends import FailedError, StoppedError, UsageError, say
 from assay.reference_broker.commands.shown import Output
-from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, queue_names
+from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb, option, queue_names
 from assay.reference_broker.trace.terminal import WholeConsole
 
 MAX_LINE_BYTES: Final = 3 * 1024 * 1024
@@ -208,10 +208,6 @@ def run(client: HttpQueues, values: Values) -> None:
         raise FailedError
 
 
-def _option(name: str, about: str, kind: Any = str, *short: str) -> Parameter:
-    return Parameter(name, about, Place.OWN, (f"--{name.replace('_', '-')}", *short), kind, None)
-
-
 PRODUCE: Final = Verb(
     name="produce",
     about="Publish messages to a queue: those that are named, else the lines of files or of standard input."
@@ -222,34 +218,25 @@ PRODUCE: Final = Verb(
     parameters=(
         Parameter("queue", "Where to.", complete=queue_names),
         Parameter("messages", "Payloads; none, or -: lines of standard input.", Place.OWN, (), list[str], []),
-        Parameter(
-            "file",
-            "File with a message a line; - is standard input. Repeatable.",
-            Place.OWN,
-            ("--file", "-f"),
-            list[str],
-            [],
-        ),
-        Parameter("whole", "A file is one message.", Place.OWN, ("--whole",), bool, False),
-        Parameter(
+        option("file", "File with a message a line; - is standard input. Repeatable.", list[str], [], "-f"),
+        option("whole", "A file is one message.", bool, False),
+        option(
             "json_lines",
             "A line is a message as JSON: payload or payload_base64, key, headers and the other options.",
-            Place.OWN,
-            ("--json-lines",),
             bool,
             False,
         ),
-        _option("key", "Messages of one key keep their order.", str, "-k"),
-        Parameter("header", "NAME=VALUE. Repeatable.", Place.OWN, ("--header", "-H"), list[str], []),
-        _option("priority", "critical, high, normal, low or background."),
-        _option("delay", "Deliver no earlier than so long from now: 30s, 1h30m.", str, "-d"),
-        _option("deliver_at", "Deliver no earlier than then: RFC 3339."),
-        _option("ttl", "Give it up after so long: 24h."),
-        _option("routing_key", "For consumers with a pattern."),
-        _option("content_type", "What payloads are."),
-        _option("partition", "In place of what the key chooses.", int, "-p"),
-        Parameter("rate", "At most so many a second.", Place.OWN, ("--rate",), float, 0.0),
-        Parameter("batch", "At most so many in one request.", Place.OWN, ("--batch",), int, 500),
+        option("key", "Messages of one key keep their order.", str, None, "-k"),
+        option("header", "NAME=VALUE. Repeatable.", list[str], [], "-H"),
+        option("priority", "critical, high, normal, low or background."),
+        option("delay", "Deliver no earlier than so long from now: 30s, 1h30m.", str, None, "-d"),
+        option("deliver_at", "Deliver no earlier than then: RFC 3339."),
+        option("ttl", "Give it up after so long: 24h."),
+        option("routing_key", "For consumers with a pattern."),
+        option("content_type", "What payloads are."),
+        option("partition", "In place of what the key chooses.", int, None, "-p"),
+        option("rate", "At most so many a second.", float, 0.0),
+        option("batch", "At most so many in one request.", int, 500),
     ),
     run=run,
 )

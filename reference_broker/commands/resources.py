@@ -13,7 +13,7 @@ from assay.reference_broker.commands.ends import UsageError, say
 from assay.reference_broker.commands.messages import MESSAGE_COLUMNS
 from assay.reference_broker.commands.settings import settings_of
 from assay.reference_broker.commands.shown import Column, joined, moment, size, span, yes
-from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb, queue_names
+from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb, option, queue_names
 
 _QUEUE: Final = Parameter("queue", "Its name; dlq/NAME are the dead letters of a queue.", complete=queue_names)
 _GROUP: Final = Parameter("group", "Name of a consumer group.")
@@ -21,7 +21,7 @@ _SUBJECT: Final = Parameter("subject", "What the schema is of.")
 
 
 def _limit(most: int = 1_000) -> Parameter:
-    return Parameter("limit", f"At most so many, up to {most}.", Place.QUERY, ("--limit", "-n"), int, 100)
+    return option("limit", f"At most so many, up to {most}.", int, 100, "-n", place=Place.QUERY)
 
 
 def _prefix(name: str = "prefix") -> Parameter:
@@ -113,16 +113,14 @@ def _partitions(client: HttpQueues, values: Values) -> Any:
 
 
 _SETTINGS: Final = (
-    Parameter(
+    option(
         "set",
         "A setting as in the configuration file, its name dotted: retry.max_retries=3. Repeatable.",
-        Place.OWN,
-        ("--set",),
         list[str],
         [],
     ),
-    Parameter("file", "YAML file with settings.", Place.OWN, ("--file", "-f"), str, None),
-    Parameter("partitions", "How many partitions.", Place.OWN, ("--partitions", "-p"), int, None),
+    option("file", "YAML file with settings.", str, None, "-f"),
+    option("partitions", "How many partitions.", int, None, "-p"),
 )
 _FILTERS: Final = Parameter("topics", "Filters of topics, as shop/# is one.", Place.OWN, (), list[str])
 _BINDINGS: Final = (Column("TOPIC", lambda row: row),)
@@ -135,7 +133,7 @@ QUEUE: Final = Resource(
             about="Queues and their figures.",
             parameters=(
                 _prefix(),
-                Parameter("names", "Names alone, one a line.", Place.OWN, ("--names",), bool, False),
+                option("names", "Names alone, one a line.", bool, False),
             ),
             run=_list_queues,
             rows=".",
@@ -147,11 +145,9 @@ QUEUE: Final = Resource(
             parameters=(
                 _QUEUE,
                 *_SETTINGS,
-                Parameter(
+                option(
                     "bind",
                     "Messages of topics of MQTT that this filter matches come to it, too. Repeatable.",
-                    Place.OWN,
-                    ("--bind",),
                     list[str],
                     [],
                 ),
@@ -178,7 +174,7 @@ QUEUE: Final = Resource(
             parameters=(
                 _QUEUE,
                 *_SETTINGS,
-                Parameter("unset", "Take back a setting. Repeatable.", Place.OWN, ("--unset",), list[str], []),
+                option("unset", "Take back a setting. Repeatable.", list[str], []),
             ),
             run=_update_queue,
             said="updated {queue}",
@@ -290,7 +286,7 @@ DLQ: Final = Resource(
             about="Send them back to their queue, as fresh messages.",
             parameters=(
                 _QUEUE,
-                Parameter("message_id", "Only this one.", Place.BODY, ("--message-id",), str, None),
+                option("message_id", "Only this one.", place=Place.BODY),
             ),
             method="POST",
             path="/queues/{queue}/dlq/replay",
@@ -317,7 +313,7 @@ DELAYED: Final = Resource(
             parameters=(
                 _QUEUE,
                 _limit(),
-                Parameter("after", "Those behind this delay id.", Place.QUERY, ("--after",), str, None),
+                option("after", "Those behind this delay id.", place=Place.QUERY),
             ),
             path="/queues/{queue}/delayed",
             rows="messages",
@@ -419,7 +415,7 @@ GROUP: Final = Resource(
                 _QUEUE,
                 _GROUP,
                 _limit(),
-                Parameter("after", "Those behind PARTITION:OFFSET.", Place.QUERY, ("--after",), str, None),
+                option("after", "Those behind PARTITION:OFFSET.", place=Place.QUERY),
             ),
             path=f"{_GROUP_PATH}/pending",
             rows="entries",
@@ -441,9 +437,9 @@ GROUP: Final = Resource(
                 _QUEUE,
                 _GROUP,
                 Parameter("min_idle_s", "Held for so many seconds.", Place.OWN, ("--min-idle",), float, 0.0),
-                Parameter("limit", "At most so many.", Place.OWN, ("--limit", "-n"), int, 100),
-                Parameter("partition", "With --offset: only this one.", Place.OWN, ("--partition",), int, None),
-                Parameter("offset", "With --partition.", Place.OWN, ("--offset",), int, None),
+                option("limit", "At most so many.", int, 100, "-n"),
+                option("partition", "With --offset: only this one.", int),
+                option("offset", "With --partition.", int),
                 settle_parameter(Outcome.RELEASE),
             ),
             run=claim,
@@ -455,10 +451,10 @@ GROUP: Final = Resource(
             parameters=(
                 _QUEUE,
                 _GROUP,
-                Parameter(
-                    "to", "earliest, latest, committed, an offset, or a time in RFC 3339.", Place.BODY, ("--to",)
+                option(
+                    "to", "earliest, latest, committed, an offset, or a time in RFC 3339.", str, ..., place=Place.BODY
                 ),
-                Parameter("partition", "Only of this one.", Place.BODY, ("--partition", "-p"), int, None),
+                option("partition", "Only of this one.", int, None, "-p", place=Place.BODY),
             ),
             method="POST",
             path=f"{_GROUP_PATH}/reset",
@@ -568,8 +564,8 @@ SCHEMA: Final = Resource(
             about="Delete a version or all of them: first so that they can still be read by id, then for good.",
             parameters=(
                 _SUBJECT,
-                Parameter("version", "Only this one.", Place.OWN, ("--version",), str, None),
-                Parameter("permanent", "For good.", Place.OWN, ("--permanent",), bool, False),
+                option("version", "Only this one."),
+                option("permanent", "For good.", bool, False),
             ),
             run=_delete_schema,
             said="deleted {answer}",
@@ -581,9 +577,7 @@ SCHEMA: Final = Resource(
             "\n\nExample: assay schema compatibility orders-value --set FULL_TRANSITIVE",
             parameters=(
                 Parameter("subject", "Left out: of all.", Place.OWN, (), str, None),
-                Parameter(
-                    "set", "BACKWARD, FORWARD, FULL, each also _TRANSITIVE, NONE.", Place.OWN, ("--set",), str, None
-                ),
+                option("set", "BACKWARD, FORWARD, FULL, each also _TRANSITIVE, NONE."),
             ),
             run=_compatibility,
             said="{compatibility}",
@@ -650,9 +644,9 @@ SESSION: Final = Resource(
             about="By client id.",
             parameters=(
                 _prefix(),
-                Parameter("state", "connected or disconnected.", Place.QUERY, ("--state",), str, None),
+                option("state", "connected or disconnected.", place=Place.QUERY),
                 _limit(),
-                Parameter("page_token", "Those behind this client id.", Place.QUERY, ("--page-token",), str, None),
+                option("page_token", "Those behind this client id.", place=Place.QUERY),
             ),
             path="/sessions",
             rows="sessions",
@@ -687,7 +681,7 @@ SUBSCRIPTION: Final = Resource(
             parameters=(
                 _prefix(),
                 _limit(),
-                Parameter("page_token", "Those behind this filter.", Place.QUERY, ("--page-token",), str, None),
+                option("page_token", "Those behind this filter.", place=Place.QUERY),
             ),
             path="/subscriptions",
             rows="subscriptions",
@@ -704,7 +698,7 @@ SUBSCRIPTION: Final = Resource(
             parameters=(
                 Parameter("topic_filter", "As it was subscribed to."),
                 _limit(),
-                Parameter("page_token", "Those behind this client id.", Place.QUERY, ("--page-token",), str, None),
+                option("page_token", "Those behind this client id.", place=Place.QUERY),
             ),
             path="/subscriptions/{topic_filter}/clients",
             rows="clients",

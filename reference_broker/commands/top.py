@@ -15,7 +15,7 @@ from assay.reference_broker.clients.http_client import HttpQueues
 from assay.reference_broker.commands.ends import UsageError
 from assay.reference_broker.commands.resources import QUEUE_COLUMNS, all_stats
 from assay.reference_broker.commands.shown import Column, Output, size, span, table_of, write_document
-from assay.reference_broker.commands.verbs import Parameter, Place, Values, Verb
+from assay.reference_broker.commands.verbs import Values, Verb, option
 from assay.reference_broker.trace.terminal import WholeConsole
 
 _ROWS: Final = 50
@@ -132,9 +132,9 @@ TOP: Final = Verb(
     name="top",
     about="Queues as they go on, the busiest first, until Ctrl-C.",
     parameters=(
-        Parameter("prefix", "Only queues whose names start with it.", Place.OWN, ("--prefix",), str, None),
-        Parameter("interval", "Seconds between looks.", Place.OWN, ("--interval",), float, 2.0),
-        Parameter("times", "End after so many looks.", Place.OWN, ("--times",), int, None),
+        option("prefix", "Only queues whose names start with it."),
+        option("interval", "Seconds between looks.", float, 2.0),
+        option("times", "End after so many looks.", int),
     ),
     run=_top,
 )

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from assay.reference_broker.clients.http_client import HttpQueues, path
 from assay.reference_broker.commands.shown import Column
-from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb
+from assay.reference_broker.commands.verbs import Parameter, Place, Resource, Values, Verb, option
 
 _WIDTH: Final = 30
 """Characters that a whole trace has in a waterfall."""
-_LIMIT: Final = Parameter("limit", "At most so many, up to 1000.", Place.QUERY, ("--limit", "-n"), int, 100)
+_LIMIT: Final = option("limit", "At most so many, up to 1000.", int, 100, "-n", place=Place.QUERY)
 _TRACES: Final = (
     Column("TRACE", "trace_id"),
     Column("QUEUE", "topic"),

@@ -65,6 +65,13 @@ class Parameter(msgspec.Struct, frozen=True):
         )
 
 
+def option(
+    name: str, about: str, kind: Any = str, default: Any = None, *short: str, place: Place = Place.OWN
+) -> Parameter:
+    """One whose flag is its name."""
+    return Parameter(name, about, place, (f"--{name.replace('_', '-')}", *short), kind, default)
+
+
 _PANEL: Final = "The broker"
 CONNECTION: Final = (
     Parameter("server", "URL of the broker's HTTP.", Place.OWN, ("--server", "-s"), str, None, "ASSAY_SERVER", _PANEL),
@@ -82,10 +89,10 @@ CONNECTION: Final = (
     Parameter("user", "Name of a user.", Place.OWN, ("--user", "-u"), str, None, "ASSAY_USER", _PANEL),
     Parameter("ca", "File of who signed its certificate.", Place.OWN, ("--ca",), str, None, "ASSAY_CA", _PANEL),
     Parameter("timeout", "Seconds for an answer.", Place.OWN, ("--timeout",), float, 30.0, "ASSAY_TIMEOUT", _PANEL),
-    Parameter("output", "How answers are shown.", Place.OWN, ("--output", "-o"), Output, Output.TABLE),
+    option("output", "How answers are shown.", Output, Output.TABLE, "-o"),
 )
 """Options of every verb."""
-_YES: Final = Parameter("yes", "Do not ask whether it is meant.", Place.OWN, ("--yes", "-y"), bool, False)
+_YES: Final = option("yes", "Do not ask whether it is meant.", bool, False, "-y")
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
