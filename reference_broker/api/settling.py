@@ -8,7 +8,7 @@ import msgspec
 
 from assay.reference_broker.api.topics import Asking
 from assay.reference_broker.config import Scope
-from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
+from assay.reference_broker.queues import QueueError, QueueErrorCode, SettleRequest
 from assay.reference_broker.queues.groups.group_details import PendingDetails
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.messages.address import parse_receipt
@@ -48,49 +48,25 @@ def find_place(asking: Asking, group: str, told: str, partition: int, offset: in
     return Held(queue=queue, told=told, group=group, entry=entry)
 
 
-async def settle_held(
-    asking: Asking,
-    held: Held,
-    outcome: Outcome,
-    *,
-    delay_s: float | None = None,
-    extend_s: float | None = None,
-    reason: str = "",
-    look: Look | None = None,
-) -> None:
+async def settle_held(asking: Asking, held: Held, wanted: SettleRequest, look: Look | None = None) -> None:
     """Settle it; returns once that is durable. ``look`` sees what is pending then before that. Raises QueueError."""
     engine = asking.service.engine
 
     def start(confirm: Confirm) -> None:
-        begin_settling(asking, held, outcome, confirm, delay_s=delay_s, extend_s=extend_s, reason=reason)
+        begin_settling(asking, held, wanted, confirm)
         if look is not None:
             look(engine.groups.entry(held.queue, held.group, held.entry.partition, held.entry.offset))
 
     await asking.service.confirmed(start)
 
 
-def begin_settling(
-    asking: Asking,
-    held: Held,
-    outcome: Outcome,
-    confirm: Confirm,
-    *,
-    delay_s: float | None = None,
-    extend_s: float | None = None,
-    reason: str = "",
-) -> None:
+def begin_settling(asking: Asking, held: Held, wanted: SettleRequest, confirm: Confirm) -> None:
     """As :func:`settle_held`, confirmed later."""
-    entry = held.entry
-    request = SettleRequest(
-        outcome=outcome,
-        receipts=(held.receipt,) if held.receipt else (),
-        partition=None if held.receipt else entry.partition,
-        ranges=() if held.receipt else ((entry.offset, entry.offset + 1),),
-        group=None if held.receipt else held.group,
-        delay_s=delay_s,
-        extend_s=extend_s,
-        reason=reason,
-    )
+    entry, consumer = held.entry, None
+    if held.receipt:
+        request = msgspec.structs.replace(wanted, receipts=(held.receipt,))
+    else:
+        consumer, ranges = entry.consumer, ((entry.offset, entry.offset + 1),)
+        request = msgspec.structs.replace(wanted, partition=entry.partition, ranges=ranges, group=held.group)
     driver, now = asking.service.turn()
-    consumer = None if held.receipt else entry.consumer
     driver.node.engine.settle(held.queue, request, consumer_id=consumer, now=now, on_done=confirm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -94,24 +94,9 @@ class AsyncReceived(ReceivedMessage):
         except (QueueError, ValueError) as error:
             log.info("the ack policy of %s cannot be kept: %s", self.message_id, error)
 
-    def _request(
-        self,
-        outcome: Outcome,
-        *,
-        delay_s: float | None = None,
-        extend_s: float | None = None,
-        reason: str = "",
-        within: TransactionKey | None = None,
-    ) -> SettleRequest:
-        return SettleRequest(
-            outcome=outcome,
-            message_ids=(self.message_id,),
-            group=self.delivery.group,
-            delay_s=delay_s,
-            extend_s=extend_s,
-            reason=reason,
-            within=within,
-        )
+    def _request(self, outcome: Outcome, **options: Any) -> SettleRequest:
+        """``options``: further fields of it."""
+        return SettleRequest(outcome=outcome, message_ids=(self.message_id,), group=self.delivery.group, **options)
 
     async def _settle(self, request: SettleRequest) -> None:
         queue, holder = self.queue, self.consumer_id

@@ -24,7 +24,7 @@ from assay.reference_broker.grpc_api.guard import Call, served
 from assay.reference_broker.grpc_api.pipeline import in_batches
 from assay.reference_broker.grpc_api.shapes import headers_out, key_of, moment, seconds_of, text
 from assay.reference_broker.grpc_api.streaming import ends_with, tail_of
-from assay.reference_broker.queues import Outcome, PublishOptions, QueueError, QueueErrorCode
+from assay.reference_broker.queues import Outcome, PublishOptions, QueueError, QueueErrorCode, SettleRequest
 from assay.reference_broker.queues.delays.delayed_message import parse_delay_id
 from assay.reference_broker.queues.groups.group_details import PendingDetails
 from assay.reference_broker.queues.groups.pending import AssignmentEvent, EntryState
@@ -295,7 +295,7 @@ def _seconds(value: Any) -> float:
 
 @served(Scope.READ)
 async def ack(call: Call, asked: Any) -> Any:
-    await settle_held(call, _held(call, asked), Outcome.ACCEPT)
+    await settle_held(call, _held(call, asked), SettleRequest(outcome=Outcome.ACCEPT))
     return M.AckResponse(success=True)
 
 
@@ -303,7 +303,7 @@ async def ack(call: Call, asked: Any) -> Any:
 async def nack(call: Call, asked: Any) -> Any:
     left: list[PendingDetails | None] = []
     delay_s = _seconds(asked.visibility_timeout) if asked.HasField("visibility_timeout") else None
-    await settle_held(call, _held(call, asked), Outcome.FAIL, delay_s=delay_s, look=left.append)
+    await settle_held(call, _held(call, asked), SettleRequest(outcome=Outcome.FAIL, delay_s=delay_s), look=left.append)
     answer = M.NackResponse(success=True)
     if left[0] is not None and left[0].state is EntryState.WAITING:
         answer.next_visible_at.MergeFrom(M.NackResponse(next_visible_at=moment(left[0].due_at)).next_visible_at)
@@ -313,7 +313,7 @@ async def nack(call: Call, asked: Any) -> Any:
 @served(Scope.READ)
 async def reject(call: Call, asked: Any) -> Any:
     held = _held(call, asked)
-    await settle_held(call, held, Outcome.REJECT, reason=asked.reason[:_MAX_REASON])
+    await settle_held(call, held, SettleRequest(outcome=Outcome.REJECT, reason=asked.reason[:_MAX_REASON]))
     letters = topic_out(call.caller.told(dead_letter_name(held.queue)))
     # Where among its dead letters it will stand is not known before it stands there.
     return M.RejectResponse(success=True, dlq_topic=letters, dlq_partition=-1, dlq_offset=-1)
@@ -324,7 +324,7 @@ async def extend_visibility(call: Call, asked: Any) -> Any:
     seconds = _seconds(asked.visibility_timeout)
     held = find_held(call, asked.receipt_handle)
     now = call.service.turn()[1]
-    await settle_held(call, held, Outcome.EXTEND, extend_s=seconds)
+    await settle_held(call, held, SettleRequest(outcome=Outcome.EXTEND, extend_s=seconds))
     return M.ExtendVisibilityResponse(success=True, new_deadline=moment(now + seconds))
 
 
@@ -338,7 +338,12 @@ async def batch_ack(call: Call, asked: Any) -> Any:
         raise RequestError(Code.BAD_REQUEST, f"1 to {most} deliveries are settled at once")
 
     def start(confirm: Confirm, each: dict[str, Any]) -> None:
-        begin_settling(call, _held(call, M.AckRequest(group_id=asked.group_id, **each)), Outcome.ACCEPT, confirm)
+        begin_settling(
+            call,
+            _held(call, M.AckRequest(group_id=asked.group_id, **each)),
+            SettleRequest(outcome=Outcome.ACCEPT),
+            confirm,
+        )
 
     errors = await call.service.each_confirmed([lambda confirm, each=each: start(confirm, each) for each in named])  # type: ignore[misc]
     failures = [

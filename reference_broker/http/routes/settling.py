@@ -12,7 +12,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import Area, Asked, Body
 from assay.reference_broker.http.routes.messages import MAX_REASON, MAX_SECONDS
 from assay.reference_broker.http.shapes import timestamp
-from assay.reference_broker.queues import Outcome, QueueErrorCode
+from assay.reference_broker.queues import Outcome, QueueErrorCode, SettleRequest
 from assay.reference_broker.queues.groups.group_details import PendingDetails
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.messages.address import dead_letter_name
@@ -92,7 +92,7 @@ async def ack(call: Asked, wanted: Body[Receipt]) -> Acked:
         committed = groups.committed(held.queue, held.group)[partition]
         counts.append((committed, groups.held_by(held.queue, held.group, held.entry.consumer)))
 
-    await settle_held(call, held, Outcome.ACCEPT, look=look)
+    await settle_held(call, held, SettleRequest(outcome=Outcome.ACCEPT), look=look)
     committed, in_flight = counts[0]
     return Acked(
         topic=topic_out(held.told),
@@ -109,7 +109,9 @@ async def nack(call: Asked, wanted: Body[Nack]) -> Nacked:
     """It was tried in vain: delivered again, or dead-lettered when that was the last time."""
     held = find_held(call, wanted.receipt_handle)
     left: list[PendingDetails | None] = []
-    await settle_held(call, held, Outcome.FAIL, reason=wanted.reason[:MAX_REASON], look=left.append)
+    await settle_held(
+        call, held, SettleRequest(outcome=Outcome.FAIL, reason=wanted.reason[:MAX_REASON]), look=left.append
+    )
     waits = left[0] is not None and left[0].state is EntryState.WAITING
     return Nacked(
         action="requeued" if waits else "dlq",
@@ -126,7 +128,7 @@ async def reject(call: Asked, wanted: Body[Reject]) -> Rejected:
     """It can never be done: it goes to the dead letters."""
     held = find_held(call, wanted.receipt_handle)
     reason = wanted.reason[:MAX_REASON]
-    await settle_held(call, held, Outcome.REJECT, reason=reason)
+    await settle_held(call, held, SettleRequest(outcome=Outcome.REJECT, reason=reason))
     return Rejected(
         topic=topic_out(held.told),
         partition=held.entry.partition,
@@ -142,5 +144,5 @@ async def extend_visibility(call: Asked, wanted: Body[Visibility]) -> Extended:
     held = find_held(call, wanted.receipt_handle)
     seconds = wanted.extension_seconds
     _, now = call.service.turn()
-    await settle_held(call, held, Outcome.EXTEND, extend_s=seconds)
+    await settle_held(call, held, SettleRequest(outcome=Outcome.EXTEND, extend_s=seconds))
     return Extended(new_deadline=timestamp(now + seconds), extended_by=seconds)

@@ -53,12 +53,16 @@ class GroupOperations:
         self._agenda = agenda
         self._check_open = check_open
 
+    def _queue(self, name: str) -> DurableQueue:
+        found = self._queues.get(name)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
+        return found
+
     def _find(self, queue: str, group: str) -> tuple[DurableQueue, ConsumerGroup]:
         """Raises :class:`QueueError`: CLOSED, UNKNOWN_QUEUE, UNKNOWN_GROUP."""
         self._check_open()
-        found = self._queues.get(queue)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        found = self._queue(queue)
         named = None if group == MARK_GROUP else found.groups.get(group)
         if named is None:
             raise QueueError(QueueErrorCode.UNKNOWN_GROUP, f"the queue {queue!r} has no group {group[:80]!r}")
@@ -159,9 +163,7 @@ class GroupOperations:
         Raises :class:`QueueError` (BAD_ADDRESS, UNKNOWN_QUEUE, NOT_PENDING, STALE_RECEIPT, STORAGE_FAILED).
         """
         self._check_open()
-        found = self._queues.get(queue)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        found = self._queue(queue)
         group, entry = settlement.find_by_receipt(found.groups.values(), queue, receipt)
         return group.group_id, pending_details(queue, entry, self._agenda.now)
 
@@ -258,9 +260,7 @@ class GroupOperations:
 
     def all_details(self, queue: str) -> list[GroupDetails]:
         """Of every group of a queue, by id. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
-        found = self._queues.get(queue)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        found = self._queue(queue)
         groups = found.contents.named_groups
         return [details_of(groups[group], self._agenda.now) for group in sorted(groups)]
 
