@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from assay.conformance.outcome import CaseFailureError
@@ -13,6 +13,8 @@ from assay.conformance.outcome import CaseFailureError
 _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
 _LATE_LOOKS = 5
+_PAUSE_SHARE, _LONGEST_PAUSE_S = 1 / 8, 0.25
+"""Before another look: such a share of the time since the first one, so that a long wait costs few of them."""
 
 
 class Patience(Protocol):
@@ -65,10 +67,22 @@ async def arrival(
     ctx.give_back(time.monotonic() - began)
 
 
-def soon(ctx: Patience) -> Callable[[], bool]:
+def soon(ctx: Patience) -> Callable[[], Awaitable[bool]]:
     """Whether to look once more for what is looked for again and again, as for what is waited for.
 
-    Where the looks themselves take long, the time is over behind one that was begun early: some more come behind it.
+    Pauses before it says so: the longer it is looked for, the longer. Where the looks themselves take long, the time is
+    over behind one that was begun early: some more come behind it.
     """
-    deadline, late_looks = time.monotonic() + ctx.remaining_s(), itertools.count()
-    return lambda: time.monotonic() < deadline or next(late_looks) < _LATE_LOOKS
+    began, late_looks = time.monotonic(), itertools.count()
+    deadline = began + ctx.remaining_s()
+
+    async def more() -> bool:
+        now = time.monotonic()
+        if now >= deadline:
+            return next(late_looks) < _LATE_LOOKS
+        pause_s = min(_PAUSE_SHARE * (now - began), _LONGEST_PAUSE_S, deadline - now)
+        await asyncio.sleep(pause_s)
+        ctx.give_back(pause_s)
+        return True
+
+    return more

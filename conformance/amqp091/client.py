@@ -527,7 +527,7 @@ class Channel:
         """A message that is, or will soon be, in the queue: nothing says that it is there as soon as it was sent."""
         soon = self.ctx.soon()
         while (found := await self.get(queue, no_ack=no_ack)) is None:
-            if not soon():
+            if not await soon():
                 raise self._failed(Rule.AMQP_DELIVERY, f"{self.name}: expected a message in {queue}", "basic.publish")
         return found
 
@@ -541,7 +541,7 @@ class Channel:
         """So many messages must be ready soon."""
         soon = self.ctx.soon()
         while (seen := await self.count(queue)) != wanted:
-            if not soon():
+            if not await soon():
                 self.ctx.fail(f"{self.name}: expected {wanted} message(s) in {queue}; its count stays {seen}")
 
     async def confirms(self) -> None:

@@ -271,7 +271,7 @@ class AmqpContext(CaseContext):
             self.unsupported(f"a queue with {', '.join(arguments)} is answered by {outcome}")
         return name
 
-    def soon(self) -> Callable[[], bool]:
+    def soon(self) -> Callable[[], Awaitable[bool]]:
         """As :func:`assay.conformance.arrival.soon`."""
         return soon(self)
 
@@ -279,7 +279,7 @@ class AmqpContext(CaseContext):
         """A request, asked again and again on channels of this connection, must soon end so."""
         soon = self.soon()
         while (outcome := await (await connection.channel()).outcome(request, **fields)) != wanted:
-            self.must(soon(), f"expected {request} to end with {wanted} soon; seen {outcome}")
+            self.must(await soon(), f"expected {request} to end with {wanted} soon; seen {outcome}")
 
     async def all_of(self, channel: Channel, wanted: set[bytes], seen: Iterable[bytes]) -> None:
         """Deliveries must go on until all these messages have come."""

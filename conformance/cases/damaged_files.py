@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -63,9 +63,9 @@ def half_a_record_behind(path: Path, rng: random.Random) -> Hurt:
     return Hurt(f"its first {max(1, len(more) // 2)} bytes again behind its {size} bytes", size)
 
 
-def flip(path: Path, rng: random.Random) -> Hurt:
-    """One bit."""
-    at, bit = rng.randrange(path.stat().st_size), rng.randrange(8)
+def flip(path: Path, rng: random.Random, within: range | None = None) -> Hurt:
+    """One bit, anywhere or of these bytes."""
+    at, bit = rng.choice(within or range(path.stat().st_size)), rng.randrange(8)
     _write_at(path, at, bytes([path.read_bytes()[at] ^ 1 << bit]))
     return Hurt(f"bit {bit} of byte {at} flipped", at, at + 1)
 
@@ -161,6 +161,26 @@ class Watch:
 
     def files_of(self, step: int) -> set[Path]:
         return set(self._grown[step])
+
+    def is_certain(self, step: int) -> bool:
+        """Whether what the step has written stands where it was written, in files that are there."""
+        return all(span[1] < _END and path.exists() for path, span in self._grown[step].items())
+
+    def with_steps_behind(self, wanted: Collection[int]) -> list[tuple[Path, range]]:
+        """The bytes of each step behind which, in the same file, is what one of the ``wanted`` steps has written.
+
+        Who takes the rest of a file for lost where one of those bytes is damaged loses what that step has written.
+        """
+        last: dict[Path, int] = {}
+        for step in filter(self.is_certain, wanted):
+            for path in self.files_of(step):
+                last[path] = max(self.span(step, path).start, last.get(path, 0))
+        return [
+            (path, range(*span))
+            for grown in self._grown
+            for path, span in grown.items()
+            if span[1] <= last.get(path, 0)
+        ]
 
     def is_hit(self, step: int, path: Path, hurt: Hurt) -> bool:
         """Whether what the step has written there may be damaged."""

@@ -317,7 +317,7 @@ class GrpcContext(CaseContext):
     async def until(self, ask: Callable[[], Awaitable[Any]], what: str) -> Any:
         """What a question brings, once it brings anything."""
         more = soon(self)
-        while more():
+        while await more():
             if found := await ask():
                 return found
         message = f"expected {what}; seen none"

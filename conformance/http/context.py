@@ -233,7 +233,7 @@ class HttpContext(CaseContext):
     async def consumer_is_there(self, queue: str, group: str) -> None:
         """A group of the queue must soon have a consumer: the request of one has arrived."""
         more = soon(self)
-        while more():
+        while await more():
             answer = await self.me.get(f"{API}/queues/{queue}/consumers")
             if any(each.get("group") == group for each in answer.at("consumers", kind=list)):
                 return

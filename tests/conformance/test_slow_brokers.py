@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import cast
 
 import pytest
 from meddling_proxy import MeddlingProxy, Slow
 
-from assay.conformance.arrival import soon
+from assay.conformance import arrival
+from assay.conformance.arrival import Patience, soon
 from assay.conformance.case import Case, CaseContext
 from assay.conformance.engine import Engine, RunOptions
 from assay.conformance.judged import Outcome
@@ -139,9 +142,51 @@ def test_who_takes_long_over_each_look_is_looked_at_again() -> None:
     async def looks() -> int:
         ctx = a_context()
         ctx.patience_s = 0.0  # over behind the first look
-        return sum(1 for _ in iter(soon(ctx), False))
+        more, count = soon(ctx), 0
+        while await more():
+            count += 1
+        return count
 
     assert asyncio.run(looks()) == 5
+
+
+class _Clock:
+    """Time that goes on while somebody sleeps, and a millisecond with each question."""
+
+    def __init__(self) -> None:
+        self.now, self.given_s = 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def remaining_s(self) -> float:
+        return 30.0
+
+    def give_back(self, seconds: float) -> None:
+        self.given_s += seconds
+
+
+def test_a_long_wait_costs_few_looks_and_a_short_one_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.4 million PINGREQs went to a broker that did not send what a case waited for."""
+    clock, looks = _Clock(), []
+    monkeypatch.setattr(arrival, "time", clock)
+    monkeypatch.setattr(arrival, "asyncio", clock)
+
+    async def wait() -> None:
+        more = soon(cast(Patience, clock))
+        while await more():
+            looks.append(clock.now)
+            clock.now += 0.001
+
+    asyncio.run(wait())
+    assert len(looks) < 300
+    assert looks[-6] <= 30.0 <= clock.now, "until the patience is over"
+    assert looks[9] < 0.025, "what comes at once is seen at once"
+    assert all(then - before <= 0.002 + before / 8 for before, then in pairwise(looks))
+    assert clock.given_s == pytest.approx(clock.now - 0.001 * len(looks)), "as for any wait"
 
 
 async def _silence_of(wait_s: float) -> tuple[float, float]:

@@ -288,7 +288,7 @@ async def exclusive_deleted(ctx: AmqpContext) -> None:
         outcome = await channel.outcome("queue.declare", queue=queue, passive=True)
         if outcome == "channel 404":
             return
-        ctx.must(soon(), f"expected the queue to be gone; seen {outcome}")
+        ctx.must(await soon(), f"expected the queue to be gone; seen {outcome}")
 
 
 @amqp_case(

@@ -172,7 +172,7 @@ async def queue_expires(ctx: AmqpContext) -> None:
         await asking.barrier()
         if any(event.name == "basic.return" for event in asking.inbox):
             break
-        ctx.must(soon(), "expected an unused queue to be deleted after 600 ms; seen it for seconds")
+        ctx.must(await soon(), "expected an unused queue to be deleted after 600 ms; seen it for seconds")
     channel.publish("", used, b"still")
     await channel.delivery(b"still")
 
@@ -306,7 +306,7 @@ async def dlx_cycle(ctx: AmqpContext) -> None:
         channel.publish("", queue, b"a while")
         await channel.delivery(b"a while")
         looks = 0 if await channel.count(first) + await channel.count(second) else looks + 1
-        ctx.must(bool(looks) or soon(), "expected a circle of expiries to end; seen the message for seconds")
+        ctx.must(bool(looks) or await soon(), "expected a circle of expiries to end; seen the message for seconds")
     own = ctx.queue_name()
     await ctx.queue_with(channel, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": own}, own)
     channel.publish("", own, b"rejected")

@@ -131,6 +131,6 @@ async def got(ctx: AmqpContext) -> None:
     await channel.consume(consumed)
     channel.publish("", consumed, b"delivered")
     soon = ctx.soon()
-    while not (is_given := any(event.name == "basic.deliver" for event in channel.inbox)) and soon():
+    while not (is_given := any(event.name == "basic.deliver" for event in channel.inbox)) and await soon():
         await channel.barrier()
     ctx.should(is_given, "what was got takes the room of a consumer")

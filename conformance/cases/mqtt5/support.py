@@ -204,7 +204,7 @@ async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Pu
                     came += 1
         if came:
             more = soon(consumers[0].ctx)
-        elif sum(map(len, found)) >= at_least or not more():
+        elif sum(map(len, found)) >= at_least or not await more():
             return found
 
 

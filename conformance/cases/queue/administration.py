@@ -53,5 +53,5 @@ async def figures_become(
     more = soon(ctx)
     while True:
         seen = read(await ask(ctx, client, queue, "stats"))
-        if seen == wanted or not more():
+        if seen == wanted or not await more():
             return seen

@@ -124,7 +124,7 @@ async def every_request(ctx: CaseContext) -> None:
     transactions, drawn from a seed: names, numbers and JSON that fit and that do not, properties that are missing or
     there twice. Each gets one PUBACK and the connection goes on. A message that is published then is delivered.
     """
-    rng = random.Random(ctx.case.id)
+    rng = ctx.rng
     queue = new_queue(ctx)
     client = await ctx.connect(version=5, name="client")
     await create(ctx, client, queue, partitions=2)

@@ -7,7 +7,6 @@ model says.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
@@ -40,7 +39,7 @@ class _Message:
 class _Life:
     def __init__(self, ctx: CaseContext, settings: dict[str, Any]) -> None:
         self.ctx = ctx
-        self.rng = random.Random(ctx.case.id)
+        self.rng = ctx.rng
         self.queue = new_queue(ctx)
         self.settings = settings
         self.to_letters = bool(settings.get("expired_to_dead_letters"))

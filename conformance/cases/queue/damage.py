@@ -130,17 +130,25 @@ class _DamagedLife(QueueLife):
         some = [path for path in some if path.suffix == some[0].suffix]
         return self.rng.choice((some[-1], self.rng.choice(some)))
 
+    def _followed(self, files: list[Path]) -> tuple[Path, range] | None:
+        """Bytes of one of the files behind which, in that file, are messages that some group has not settled."""
+        waiting = {number for group in self.groups for number in group.left}
+        steps = [step for step, numbers in self.published.items() if not waiting.isdisjoint(numbers)]
+        found = [each for each in self.watch.with_steps_behind(steps) if each[0] in files]
+        return self.rng.choice(found) if found else None
+
     def _damage(self, harm: Harm) -> None:
         self.kept, self.was_hit = None, False
         files = self._files()
         if not files:
             return
-        path = self._choose(files)
+        aim = self._followed(files) if harm is flip and self.of == "messages" else None
+        path, within = aim or (self._choose(files), None)
         self.harmed[path.suffix] = self.harmed.get(path.suffix, 0) + 1
         before = path.read_bytes()
         beside = [step for step in self.settled if self._is_beside(step, path)]
         is_log = sum(self.watch.grown(step, path) > 0 for step in beside) > len(beside) // 2
-        hurt = harm(path, self.rng)
+        hurt = harm(path, self.rng) if within is None else flip(path, self.rng, within)
         self.ctx.note(f"{path.relative_to(self.ctx.data_dir)}: {hurt.text}")
         self.kept = path, before, path.read_bytes() if path.exists() else None
         if self.of == "messages":

@@ -30,7 +30,7 @@ def _case(slug: str, title: str, **limits: Any) -> CaseFunction:
         more = soon(ctx)
         while (size := sum(watch.sizes().values())) >= _LEFT_BYTES:
             # What was due has been done; files may go a little later.
-            if not more():
+            if not await more():
                 ctx.fail(f"expected the files of the queue to hold less than {_LEFT_BYTES} bytes; seen {size}")
             await client.barrier()
 

@@ -1,13 +1,12 @@
 """Whole lives of a queue, with everything that a message may carry, over several deaths of the broker.
 
-Each story is drawn from a seed of its own: bursts of messages of all sizes, two groups of which one is often away,
+Each story is drawn from the seed of the run: bursts of messages of all sizes, two groups of which one is often away,
 settlements one by one and many at once. After every death each group must be given exactly what it has not settled,
 as it was published, with its earlier deliveries counted; and the figures must say the same.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,7 +52,7 @@ class QueueLife:
 
     def __init__(self, ctx: CaseContext, settings: dict[str, Any], priorities: tuple[str, ...]) -> None:
         self.ctx = ctx
-        self.rng = random.Random(ctx.case.id)
+        self.rng = ctx.rng
         self.queue = new_queue(ctx)
         self.settings = settings
         self.priorities = priorities

@@ -6,7 +6,6 @@ messages, messages with properties, of every QoS, some too large, settlements th
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +35,7 @@ class _Mixer:
 
     def __init__(self, ctx: CaseContext, client: Connection, queue: str) -> None:
         self.ctx, self.client, self.queue = ctx, client, queue
-        self.rng = random.Random(ctx.case.id)
+        self.rng = ctx.rng
         self.held: dict[bytes, Publish] = {}
         """Payload -> a delivery that is not settled."""
         self.settled: dict[bytes, Publish] = {}
