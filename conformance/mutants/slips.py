@@ -57,8 +57,8 @@ _slip(
     "a retained message has no expiry any more after a restart",
     session_restore,
     "restored_message",
-    "expires_at=stored.expires_at,",
-    "expires_at=0.0 if stored.retain else stored.expires_at,",
+    '"properties": properties}',
+    '"properties": properties, "expires_at": 0.0 if stored.retain else stored.expires_at}',
 )
 _slip(
     "removal-at-qos-0-not-written",
