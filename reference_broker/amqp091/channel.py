@@ -171,7 +171,7 @@ class Channel:
     def takes_runs(self) -> bool:
         """Nothing has begun that what comes next belongs to, or waits for."""
         is_free = self._content is None and not self.is_waiting and not self.is_closing
-        return is_free and self.connection.broker.hooks is None
+        return is_free and self.connection.broker.hooks is None and self.number not in self.connection.behind
 
     def on_publishes(self, run: PublishRun, now: float) -> int:
         """As their frames one by one; returns how many of the publishes are done with. Raises as :meth:`on_frame`."""
@@ -266,25 +266,33 @@ class Channel:
             self.connection.broker.unfinished.append(self)
 
     def go_on(self, now: float) -> None:
-        """As :class:`Unfinished`: frames that waited for an answer, so many that a turn has room for them."""
+        """As :class:`Unfinished`: frames that waited for an answer, so many that a turn has room for them.
+
+        Behind its end they are the connection's, where another channel may have begun with them.
+        """
         self._is_in_line = False
         waiting, self._waiting = self._waiting or deque(), None
         connection = self.connection
+        connection.behind.pop(self.number, None)
         broker = connection.broker
         broker.work = 0
         try:
-            while waiting and connection.channels.get(self.number) is self:
+            while waiting:
+                is_over = connection.channels.get(self.number) is not self
                 if broker.work >= MAX_WORK:
                     self._waiting = waiting
                     self._go_on()
+                    if is_over:
+                        connection.behind[self.number] = self
                     return
                 kind, payload = waiting.popleft()
                 connection.count_waiting(-len(payload))
                 broker.work += 1
-                self.on_frame(kind, payload, now)
-                self._wait_behind(waiting)
-            if waiting:
-                connection.take_back(self.number, waiting, now)
+                if is_over:
+                    connection.take_back(self.number, kind, payload, now)
+                else:
+                    self.on_frame(kind, payload, now)
+                    self._wait_behind(waiting)
         except AmqpError as error:
             # Nobody handles the others any more.
             connection.count_waiting(-sum([len(payload) for _, payload in waiting]))

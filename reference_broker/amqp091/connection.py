@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,6 +111,8 @@ class AmqpConnection(Peer, Connection):
         self.capabilities: frozenset[str] = frozenset()
         """What the client can do, as it says."""
         self.channels: dict[int, Channel] = {}
+        self.behind: dict[int, Channel] = {}
+        """Closed ones that have frames left from then, by their number: what comes on it waits behind these."""
         self.phase = Phase.HEADER
         self.config = arrival.broker.config.amqp091
         self.frame_max_bytes = FRAME_MIN_BYTES
@@ -276,16 +277,11 @@ class AmqpConnection(Peer, Connection):
         """On all channels, those that get one at a time included."""
         return sum([channel.consuming.count for channel in self.channels.values()])
 
-    def take_back(self, number: int, frames: deque[tuple[int, bytes]], now: float) -> None:
-        """Handle frames of a channel that waited when it was closed: another may have begun with them.
-
-        Raises :class:`AmqpError`; those that are left then nobody handles.
-        """
-        while frames:
-            kind, payload = frames.popleft()
-            self.count_waiting(-len(payload))
-            if self.phase in (Phase.RUNNING, Phase.CLOSING):
-                self.on_frame(Frame(kind, number, payload), now)
+    def take_back(self, number: int, kind: int, payload: bytes, now: float) -> None:
+        """A frame of a channel that waited when it was closed: another may have begun since. Raises
+        :class:`AmqpError`."""
+        if self.phase in (Phase.RUNNING, Phase.CLOSING):
+            self.on_frame(Frame(kind, number, payload), now)
 
     def count_waiting(self, size: int) -> None:
         """Frames wait, or do no more, for the answer to another one."""
@@ -437,7 +433,7 @@ class AmqpConnection(Peer, Connection):
             return
         if self.phase is not Phase.RUNNING:
             raise AmqpError(Reply.UNEXPECTED_FRAME, "the connection is not open yet", rule="sec.2.2.4.pre-open-error")
-        channel = self.channels.get(number)
+        channel = self.behind.get(number) or self.channels.get(number)
         if channel is not None:
             channel.on_frame(kind, payload, now)
             return
@@ -693,6 +689,7 @@ class AmqpConnection(Peer, Connection):
     def _release(self, now: float) -> None:
         """Let go of all it holds: consumers, what they hold, exclusive queues."""
         channels, self.channels = self.channels, {}
+        self.behind.clear()
         for channel in channels.values():
             channel.end(now)
         self._unflushed.clear()

@@ -24,7 +24,6 @@ from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Sequence
 
     from assay.reference_broker.core.tenant import Tenant
@@ -53,6 +52,9 @@ class ConnectionHandle(Client, Bearer, Protocol):
     def channels(self) -> MutableMapping[int, Any]: ...
 
     @property
+    def behind(self) -> MutableMapping[int, Any]: ...
+
+    @property
     def consumer_count(self) -> int: ...
 
     @property
@@ -75,7 +77,7 @@ class ConnectionHandle(Client, Bearer, Protocol):
 
     def note_topology(self) -> None: ...
 
-    def take_back(self, number: int, frames: deque[tuple[int, bytes]], now: float) -> None: ...
+    def take_back(self, number: int, kind: int, payload: bytes, now: float) -> None: ...
 
     def fail(self, error: AmqpError, now: float) -> None: ...
 

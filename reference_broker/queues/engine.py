@@ -569,8 +569,11 @@ class QueueEngine(QueueOperations):
             self._registry.expire(now)
         if self._retain_due_at is not None and now >= self._retain_due_at:
             self._retain(now)
-        if (queue := self._registry.reopen(now)) is not None:
-            self.transactions.take_up(queue, now, self._registry.set_aside, self._registry.is_unusable)
+        self._registry.reopen(now, self._take_up)
+
+    def _take_up(self, queue: DurableQueue) -> None:
+        registry = self._registry
+        self.transactions.take_up(queue, self._agenda.now, registry.set_aside, registry.is_unusable)
 
     def _retain(self, now: float) -> None:
         """Let queues that have not had their turn in this round apply their retention limits, as many as there is

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 
 from assay.reference_broker.amqp091 import service
-from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.queue_settings import settings_of
 from assay.reference_broker.amqp091.topology import VirtualHost
@@ -18,8 +17,6 @@ from assay.reference_broker.amqp091.wire.fields import Table
 from assay.reference_broker.amqp091.wire.frames import FrameType, frame
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.config import PriorityConfig
-from assay.reference_broker.core.broker import MAX_WORK
-from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.lanes import lane_of_exact
 from assay.reference_broker.queues.messages.publish_options import Priority
@@ -540,35 +537,6 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     requests = [("basic.get", ("q", True)), ("queue.purge", ("q", False)), ("basic.qos", (0, 1, False))]
     c.send_raw(b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) for name, values in requests))
     assert [each.name for each in c.hear()] == ["basic.get-ok", "queue.purge-ok", "basic.qos-ok"]
-
-
-def test_a_turn_handles_so_many_of_the_frames_that_waited_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = client()
-    c.declare("q")
-    c.publish("q", b"x")
-    handled: list[int] = []
-    handle = Channel.handle_frame
-
-    def counted(self: Channel, *frame: Any) -> None:
-        handled[-1] += 1
-        handle(self, *frame)
-
-    take_dirty = BrokerNode.take_dirty
-
-    def turn(self: BrokerNode, now: float) -> Any:
-        handled.append(0)
-        return take_dirty(self, now)
-
-    monkeypatch.setattr(Channel, "handle_frame", counted)
-    monkeypatch.setattr(BrokerNode, "take_dirty", turn)
-    count = 3 * MAX_WORK
-    requests = [("queue.purge", ("q", False)), *[("basic.qos", (0, 1, False))] * count]
-    data = b"".join(frame(FrameType.METHOD, 1, encode_method(BY_NAME[name], *values)) for name, values in requests)
-    handled.append(0)
-    c.send_raw(data)
-    said = sum(len(c.hear()) for _ in range(20))
-    assert sum(handled) == said == count + 1
-    assert max(handled) <= 2 * MAX_WORK, "those that waited, and what is read in the same turn"
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])

@@ -23,6 +23,25 @@ def _with_room(disk: SimDisk, spare_bytes: int) -> None:
     disk.profile = msgspec.structs.replace(disk.profile, capacity_bytes=capacity_bytes)
 
 
+def _commit_until_decided(bench: QueueBench, actor: Actor, transaction: str) -> None:
+    """Up to the moment at which the decision is durable, and no queue was told."""
+    engine = bench.engine
+    decided = actor.commit(transaction)
+    for _ in range(10):
+        engine.tick(bench.now)
+        engine.dispatch(bench.now)
+        coordinator = engine.transactions.memory.coordinator
+        jobs = engine.take_jobs(bench.now)
+        for job in jobs:
+            job.run()
+        if transaction in coordinator.decisions and jobs:
+            break
+        for job in jobs:
+            engine.job_done(job, None, bench.now)
+    assert transaction in coordinator.decisions
+    assert not decided.confirmed
+
+
 def _restart(bench: QueueBench, disk: SimDisk, *configured: QueueConfig) -> None:
     """As after an end that nobody saw coming, with other queues configured."""
     disk.crash()
@@ -190,21 +209,7 @@ def test_a_commit_that_was_decided_is_finished_in_a_queue_that_opens_late(bench:
     actor.publish("here", transaction)
     actor.publish("there", transaction, topic="$queue/other")
     bench.turn()
-    engine = bench.engine
-    decided = actor.commit(transaction)
-    for _ in range(10):  # up to the moment at which the decision is durable, and no queue was told
-        engine.tick(bench.now)
-        engine.dispatch(bench.now)
-        coordinator = engine.transactions.memory.coordinator
-        jobs = engine.take_jobs(bench.now)
-        for job in jobs:
-            job.run()
-        if transaction in coordinator.decisions and jobs:
-            break
-        for job in jobs:
-            engine.job_done(job, None, bench.now)
-    assert transaction in coordinator.decisions
-    assert not decided.confirmed
+    _commit_until_decided(bench, actor, transaction)
     _with_room(disk, 0)
     _restart(bench, disk, QueueConfig(name="q", partitions=2))
     assert bench.engine.unusable_queues() == ["q"]
@@ -216,6 +221,100 @@ def test_a_commit_that_was_decided_is_finished_in_a_queue_that_opens_late(bench:
         bench.turn()
         assert consumer.values == [value], queue
     assert transaction not in bench.engine.transactions.memory.coordinator.decisions
+
+
+def _decided_alone(bench: QueueBench) -> None:
+    """A message of ``q`` moved to another queue in one commit, up to the moment at which the decision is durable and no
+    queue was told; no message of ``q`` was of a transaction."""
+    bench.publish("moved")
+    consumer = bench.consumer()
+    bench.consumer("o", queue="other")
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    actor.publish("copy", transaction, topic="$queue/other")
+    bench.turn()
+    _commit_until_decided(bench, actor, transaction)
+
+
+def _moved_once(bench: QueueBench) -> None:
+    consumer, other = bench.consumer(), bench.consumer("o", queue="other")
+    bench.publish("next")
+    bench.turn()
+    assert (consumer.values, other.values) == (["next"], ["copy"])
+    bench.advance(3)
+    assert not bench.engine.transactions.memory.coordinator.decisions
+
+
+def test_what_a_decided_commit_acknowledged_is_settled_in_a_queue_that_opens_late() -> None:
+    """It came again, as no message of its queue was of a transaction (swarm seed 300354 of `amqp`)."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    _decided_alone(bench)
+    disk.fail_read = "queues/q/consumers/"
+    bench.restart()
+    assert bench.engine.unusable_queues() == ["q"]
+    disk.fail_read = ""
+    bench.advance(3)
+    _moved_once(bench)
+
+
+def test_a_queue_that_a_commit_may_have_settled_waits_for_the_transactions() -> None:
+    """Its messages came again where the transactions could not be read: no message of it was of one, so it was served.
+    Once the disk gives them, all is as after any start; queues that no transaction touched are served all along."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    bench.publish("plain", topic="$queue/plain")
+    bench.turn()
+    _decided_alone(bench)
+    disk.fail_read = "transactions/log"
+    bench.restart()
+    assert bench.engine.unusable_queues() == ["other", "q"]
+    bench.advance(10)
+    assert _is_refused(bench)
+    plain = bench.consumer("p", queue="plain")
+    bench.turn()
+    assert plain.values == ["plain"]
+    with pytest.raises(QueueError, match="no transactions now"):
+        bench.engine.transactions.init_producer("t", bench.now, lambda error, identity: None)
+    disk.fail_read = ""
+    bench.advance(16)
+    assert bench.engine.unusable_queues() == []
+    _moved_once(bench)
+    assert Actor(bench, "later").begin()
+
+
+def _content(disk: FailingDisk, folder: str) -> dict[str, bytes]:
+    return {path: bytes(content) for path, content in disk._files.items() if path.startswith(folder)}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_nothing_of_a_queue_that_waits_for_the_transactions_goes_on(grouped: bool) -> None:
+    """Its clock did: what was committed passed for expired, as nobody knew better, and that was written down: it was
+    lost."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync", delivery_timeout_s=2)
+    actor = Actor(bench)
+    if grouped:
+        bench.consumer(room=1)
+    transaction = actor.begin()
+    for value in "ab":
+        actor.publish(value, transaction)
+    actor.commit(transaction)
+    bench.turn()
+    disk.fail_read = "transactions/log"
+    bench.restart()
+    assert bench.engine.unusable_queues() == ["q"]
+    disk.fail_read = "queues/q/queue.json"  # so that it is not opened meanwhile
+    before = _content(disk, "queues/q")
+    bench.advance(20)
+    assert _content(disk, "queues/q") == before
+    disk.fail_read = ""
+    bench.advance(16)
+    consumer = bench.consumer()
+    bench.advance(0)
+    assert consumer.values == ["a", "b"]
 
 
 def test_a_configured_queue_is_created_once_there_is_room(bench: QueueBench, disk: SimDisk) -> None:
@@ -250,8 +349,10 @@ def test_it_is_tried_ever_more_rarely_and_once_a_turn() -> None:
         reopening.failed(name, now)
     assert [at for name, at in tries if name == "a"] == [1, 3, 7, 15, 31, 63, 123, 183, 243, 303]
     assert sum(name == "b" for name, _ in tries) >= 9
-    reopening.ended("a")
-    reopening.ended("b")
+    reopening.tried("a", now)
+    assert reopening.due_at is not None, "it failed again meanwhile"
+    for name in "ab":
+        reopening.tried(name, now + 60)
     assert reopening.due_at is None
 
 
@@ -259,4 +360,4 @@ def test_nothing_is_tried_where_nothing_waits(bench: QueueBench) -> None:
     assert isinstance(bench.config, QueuesConfig)
     bench.publish("plain")
     bench.turn()
-    assert bench.engine._registry.reopen(bench.now + 10**6) is None
+    bench.engine._registry.reopen(bench.now + 10**6, lambda queue: pytest.fail(queue.name))

@@ -14,6 +14,8 @@ TTL_FACT: Final = "ttl"
 """Some message had a time to live of its own."""
 _PRODUCERS_FACT: Final = "producers-"
 """And the number of a partition: producers wrote to it. The coordinator remembers them, unless power was lost first."""
+_SETTLED_FACT: Final = "settled-in-transactions"
+"""Deliveries of it were: a decision that was made may still settle them."""
 _FACTS_OF_MESSAGES: Final = frozenset((LANES_FACT, TTL_FACT))
 """A start looks at every message where they are true."""
 
@@ -45,6 +47,15 @@ class QueueFacts:
     def had_producers(self, index: int) -> bool:
         """Whether a partition ever had producers."""
         return f"{_PRODUCERS_FACT}{index}" in self._facts
+
+    def remember_settled(self) -> None:
+        """The first of its deliveries is settled in a transaction."""
+        self.remember(_SETTLED_FACT)
+
+    @property
+    def of_transactions(self) -> bool:
+        """Whether only what is known of transactions tells which messages count, or what its groups still hold."""
+        return any(fact == _SETTLED_FACT or fact.startswith(_PRODUCERS_FACT) for fact in self._facts)
 
     @property
     def has_lanes(self) -> bool:

@@ -180,6 +180,16 @@ class DurableQueue(EnqueuePath):
         """Whether a partition ever had producers."""
         return self._facts.had_producers(index)
 
+    def remember_settled(self) -> None:
+        """The first of its deliveries is settled in a transaction, which is decided once :attr:`description` has it."""
+        if not self.volatile:
+            self._facts.remember_settled()
+
+    @property
+    def needs_transactions(self) -> bool:
+        """See :attr:`QueueFacts.of_transactions`."""
+        return self._facts.of_transactions
+
     @property
     def wanted_settings(self) -> dict[str, Any]:
         """What of :attr:`wanted` was configured at run time."""

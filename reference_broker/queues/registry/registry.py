@@ -51,7 +51,7 @@ from assay.reference_broker.queues.messages.lanes import LANES
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.memory_limit import MemoryLimit
-from assay.reference_broker.queues.registry.removal import Removal, check_removable
+from assay.reference_broker.queues.registry.removal import Removal, check_removable, leave_to_nobody
 from assay.reference_broker.queues.registry.reopening import Reopening
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.trace.schema import TraceKind, Tracer
@@ -150,17 +150,15 @@ class QueueRegistry:
                 self._open(config, None, now)
             except LogError as error:
                 raise_if_not_tried(error)
-                self.set_aside(name, str(error))
-                if may_pass(error):
-                    self.reopening.failed(name, now)
+                self.set_aside(name, str(error), error)
         for name in self._store.unread_queues():
             self.reopening.failed(name, now)
 
-    def reopen(self, now: float) -> DurableQueue | None:
-        """Try one queue again that could not be opened for now; None when none is due, or it still cannot."""
+    def reopen(self, now: float, take_up: Callable[[DurableQueue], None]) -> None:
+        """Try one queue again that could not be opened for now, if one is due; ``take_up`` may set it aside again."""
         name = self.reopening.next_due(now)
         if name is None:
-            return None
+            return
         self._store.take_back(name)
         queue = None
         try:
@@ -168,22 +166,24 @@ class QueueRegistry:
             if found is not None or name in self._configured:
                 config = self.merged_config(name, {}) if found is None else self._stored_config(found)
                 queue = self._open(config, None, now)
+                take_up(queue)
         except (LogError, QueueError, QueueOpenError) as error:
-            self.set_aside(name, str(error))
-            if may_pass(error):
-                self.reopening.failed(name, now)
-                return None
-        self.reopening.ended(name)
-        if queue is not None:
+            self.set_aside(name, str(error), error)
+        self.reopening.tried(name, now)
+        if queue is not None and self.queues.get(name) is queue:
             self._store.note(name, "", "it could be opened now")
-        return queue
 
-    def set_aside(self, name: str, problem: str) -> None:
-        """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening."""
+    def set_aside(self, name: str, problem: str, error: Exception | None = None) -> None:
+        """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening. Where that may
+        pass, :meth:`reopen` tries again."""
+        if error is not None and may_pass(error):
+            self.reopening.failed(name, self._agenda.now)
         self._store.set_aside(name, problem)
         queue = self.queues.pop(name, None)
         if queue is not None:
             queue.forget_known()
+            # Its clock stands still, too: who does not know what was committed takes it for expired.
+            leave_to_nobody(queue, self._agenda)
         kept = {point for other in self.queues.values() for point in other.points}
         dropped = self._agenda.forget_others(kept)
         for point in {*dropped, *(() if queue is None else queue.points)}:

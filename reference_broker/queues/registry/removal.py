@@ -36,6 +36,21 @@ def check_removable(queue: DurableQueue) -> None:
         raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
 
 
+def leave_to_nobody(queue: DurableQueue, agenda: Agenda) -> None:
+    """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
+    store, points = queue.delays.store, queue.points
+    parts: list[object] = [queue, queue.limits, queue.undelivered, queue.delays, queue.departures, *points]
+    if store is not None:
+        parts.append(store)
+    agenda.forget_all(points, parts)
+    nowhere = Agenda()
+    nowhere.now = agenda.now
+    for part in parts:
+        for name in _AGENDA_NAMES:
+            if hasattr(part, name):
+                setattr(part, name, nowhere)
+
+
 class Removal:
     """Implements :class:`assay.reference_broker.queues.jobs.background_job.JobPoint`: the end of one queue."""
 
@@ -65,24 +80,10 @@ class Removal:
                 # So that nobody waits for a write that never comes.
                 group.write(agenda.now)
             group.consumers.clear()
-        self._leave_to_nobody(agenda)
+        leave_to_nobody(queue, agenda)
         for point in self._points:
             point.failure = point.failure or gone
             point.abandon(point.failure)
-
-    def _leave_to_nobody(self, agenda: Agenda) -> None:
-        """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
-        queue, store = self.queue, self.queue.delays.store
-        parts: list[object] = [queue, queue.limits, queue.undelivered, queue.delays, queue.departures, *self._points]
-        if store is not None:
-            parts.append(store)
-        agenda.forget_all(self._points, parts)
-        nowhere = Agenda()
-        nowhere.now = agenda.now
-        for part in parts:
-            for name in _AGENDA_NAMES:
-                if hasattr(part, name):
-                    setattr(part, name, nowhere)
 
     @property
     def is_ready(self) -> bool:

@@ -32,6 +32,7 @@ class Reopening:
         name = min(self._waiting, key=lambda each: self._waiting[each][0], default=None)
         return name if name is not None and self._waiting[name][0] <= now else None
 
-    def ended(self, name: str) -> None:
-        """It is open, or will never be."""
-        self._waiting.pop(name, None)
+    def tried(self, name: str, now: float) -> None:
+        """It is open, or will never be, unless it :meth:`failed` again."""
+        if name in self._waiting and self._waiting[name][0] <= now:
+            del self._waiting[name]

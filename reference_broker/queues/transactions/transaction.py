@@ -83,7 +83,7 @@ class Transaction:
         self.settled: dict[PendingEntry, Settled] = {}
         """What becomes of those of them that are not accepted."""
         self.also: dict[SyncPoint, None] = {}
-        """Other logs that must be durable with it: the partitions of those deliveries."""
+        """Other logs that must be durable with it: the partitions of those deliveries, and what their queues know."""
         self.messages = 0
         self.bytes = 0
         self.reason = ""
@@ -129,7 +129,7 @@ class Transaction:
             del self.partitions[partition]
         for entry in held:
             del self.held[entry]
-        gone = {*queue.partitions, *queue.groups.values()}
+        gone = {*queue.partitions, *queue.groups.values(), queue.description}
         self.also = {point: None for point in self.also if point not in gone}
         return bool(partitions or held)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
 READ_RECORDS = 1_000
+SetAside = Callable[[str, str, Exception], None]
+"""The queue, what is wrong with it for people, and by what."""
 
 
 def recover(
@@ -26,7 +28,7 @@ def recover(
     queues: Mapping[str, DurableQueue],
     now: float,
     forget_partition: Callable[[str, int], None],
-    set_aside: Callable[[str, str], None],
+    set_aside: SetAside,
     is_unusable: Callable[[str], bool],
 ) -> list[Transaction]:
     """Restore what partitions know of producers; returns the transactions that must be ended in some of them.
@@ -49,6 +51,7 @@ def recover(
         else:
             snapshots[name, index] = snapshot
     is_stale = False
+    lost: list[DurableQueue] = []
     for name, queue in list(queues.items()):
         for partition in queue.partitions:
             snapshot_of = snapshots.get((name, partition.index))
@@ -59,7 +62,8 @@ def recover(
                 produced, is_cut = _restore(partition, snapshot_of)
             except LogError as error:
                 raise_if_not_tried(error)
-                set_aside(name, str(error))
+                set_aside(name, str(error), error)
+                lost.append(queue)
                 break
             partition.produced = produced
             queue.has_producers = True
@@ -89,10 +93,10 @@ def recover(
     for transaction in found.values():
         # Parts that were told already count only once they are durable.
         transaction.partitions = {
-            partition: queue
-            for partition, queue in transaction.partitions.items()
-            if partition.produced is not None and queue.name in queues
+            partition: queue for partition, queue in transaction.partitions.items() if partition.produced is not None
         }
+        for queue in lost:
+            transaction.forget(queue)
     return list(found.values())
 
 

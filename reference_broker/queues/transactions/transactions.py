@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.config import TransactionsConfig
 from assay.reference_broker.queues.delivery.settle_request import Outcome as Settled
@@ -36,6 +36,7 @@ from assay.reference_broker.queues.transactions.transaction import (
     TransactionInfo,
     TransactionState,
 )
+from assay.reference_broker.queues.transactions.transaction_recovery import SetAside
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.durations import Durations
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _ENDED_DEADLINES = 1_024
 """So many more than there are transactions that have not ended are kept for those that have."""
+_UNKNOWN: Final = "which of its transactions are committed is not known"
 OnBegun = Callable[[QueueError | None, str], None]
 OnBegunAlone = Callable[[QueueError | None, TransactionKey], None]
 
@@ -63,23 +65,24 @@ class Transactions(ProducerNames):
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def recover(self, now: float, set_aside: Callable[[str, str], None], is_unusable: Callable[[str], bool]) -> None:
+    def recover(self, now: float, set_aside: SetAside, is_unusable: Callable[[str], bool]) -> None:
         """Take up what is stored: finish what was decided, abort the rest. Raises :class:`LogError`.
 
         Where it cannot be read, queues with messages of producers are ``set_aside``, with the reason: nobody knows
-        which of their messages count.
+        which of their messages count. So are those with deliveries that were settled in transactions: what is settled
+        for good would come again.
         """
         try:
             coordinator = self.memory.open_existing()
         except LogError as error:
             raise_if_not_tried(error)
-            self.memory.set_aside(str(error))
+            self.memory.set_aside(error)
             for queue in list(self._queues.values()):
-                if any(queue.had_producers(partition.index) for partition in queue.partitions):
-                    set_aside(queue.name, f"which of its transactions are committed is not known: {error}")
+                if queue.needs_transactions:
+                    set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
             return
         if coordinator is None:
-            if not any(queue.had_producers(part.index) for queue in self._queues.values() for part in queue.partitions):
+            if not any(queue.needs_transactions for queue in self._queues.values()):
                 return
             coordinator = self.memory.coordinator
         self._take_up(coordinator, self._queues, now, set_aside, is_unusable)
@@ -88,32 +91,38 @@ class Transactions(ProducerNames):
         self,
         queue: DurableQueue,
         now: float,
-        set_aside: Callable[[str, str], None],
+        set_aside: SetAside,
         is_unusable: Callable[[str], bool],
     ) -> None:
-        """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is."""
+        """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is.
+
+        Where the transactions could not be read for now, they are tried again with each such queue that needs them.
+        """
         self._agenda.now = now
         # Without producers of its own a decision may still settle what its groups hold.
-        if self.memory.found is None and not any(queue.had_producers(part.index) for part in queue.partitions):
+        if self.memory.found is None and not queue.needs_transactions:
             return
         try:
-            self._take_up(self.memory.coordinator, {queue.name: queue}, now, set_aside, is_unusable)
+            if self.memory.may_be_tried_again:
+                self.recover(now, set_aside, is_unusable)
+            else:
+                self._take_up(self.memory.coordinator, {queue.name: queue}, now, set_aside, is_unusable)
         except (LogError, QueueError) as error:
-            set_aside(queue.name, f"which of its transactions are committed is not known: {error}")
+            set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
 
     def _take_up(
         self,
         coordinator: Coordinator,
         queues: Mapping[str, DurableQueue],
         now: float,
-        set_aside: Callable[[str, str], None],
+        set_aside: SetAside,
         is_unusable: Callable[[str], bool],
     ) -> None:
         ended = transaction_recovery.recover(
             coordinator, queues, now, self.memory.forget_partition, set_aside, is_unusable
         )
         for queue in queues.values():
-            for partition in queue.partitions if queue.has_producers else ():
+            for partition in queue.partitions if queue.has_producers and not is_unusable(queue.name) else ():
                 self.memory.remember(queue, partition)
                 if partition.produced is not None:
                     queue.hide(partition, partition.produced.hidden)
@@ -336,6 +345,10 @@ class Transactions(ProducerNames):
             if outcome is not Settled.ACCEPT:
                 transaction.settled[entry] = outcome
             transaction.also[entry.place.partition] = None
+            queue = self._queues[group.config.name]
+            # Before the decision: a start that cannot read that knows by it that there may be one.
+            queue.remember_settled()
+            transaction.also[queue.description] = None
 
     # -- ending --------------------------------------------------------------------------------------------------
 
