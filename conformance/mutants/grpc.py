@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode
+from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
 
 Serve = Callable[[Any, Any], Awaitable[Any]]
 Make = Callable[[Serve, Any], Serve]
@@ -267,8 +267,9 @@ _serves(
 @mutant("grpc-rejects-ack", "a reject settles for good")
 def rejects_ack(patch: Patch) -> None:
     def make(settle: Any) -> Any:
-        async def other(call: Any, held: Any, outcome: Outcome, **more: Any) -> None:
-            await settle(call, held, Outcome.ACCEPT if outcome is Outcome.REJECT else outcome, **more)
+        async def other(call: Any, held: Any, wanted: SettleRequest, **more: Any) -> None:
+            done = Outcome.ACCEPT if wanted.outcome is Outcome.REJECT else wanted.outcome
+            await settle(call, held, msgspec.structs.replace(wanted, outcome=done), **more)
 
         return other
 

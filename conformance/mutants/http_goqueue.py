@@ -12,7 +12,7 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.http import QUEUE, answers, hides, module, routes, says, skips, tells
 from assay.conformance.mutants.http_messages import drops_option
 from assay.reference_broker.api.consumers import Member
-from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode
+from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
 
 _Q = QueueErrorCode
 TOPIC = "/api/v1/topics/[^/]+"
@@ -233,8 +233,9 @@ answers("http-reject-without-reason", "a reject needs no reason", "POST", f"{ACK
 def _settles_as(name: str, what: str, before: Outcome, after: Outcome) -> None:
     def apply(patch: Patch) -> None:
         def make(settle: Any) -> Any:
-            async def other(call: Any, held: Any, outcome: Outcome, **more: Any) -> None:
-                await settle(call, held, after if outcome is before else outcome, **more)
+            async def other(call: Any, held: Any, wanted: SettleRequest, **more: Any) -> None:
+                done = after if wanted.outcome is before else wanted.outcome
+                await settle(call, held, msgspec.structs.replace(wanted, outcome=done), **more)
 
             return other
 
