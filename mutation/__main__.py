@@ -27,6 +27,7 @@ from mutation.campaign import (
     read_plan,
 )
 from mutation.judges import all_judges
+from mutation.reach import cache_folder
 from mutation.report import print_report, write_report
 
 USAGE = 2
@@ -54,7 +55,11 @@ def main(
     until_killed: Annotated[
         bool, typer.Option("--until-killed", help="Ask no more judges than it takes: faster, without rates per judge.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the map, mutants.jsonl and result.json.")] = Path("out/mutate"),
+    out: Annotated[Path, typer.Option(help="Folder for mutants.jsonl and result.json.")] = Path("out/mutate"),
+    maps: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps which check reaches what; default: $ASSAY_CACHE/mutation."),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this mutants.jsonl of an interrupted run.")] = None,
 ) -> None:
     """Plant small mechanical bugs in copies of the broker, and list those that no judge notices.
@@ -100,7 +105,7 @@ def main(
                 mutants,
                 chosen,
                 journal,
-                out / "reach.json",
+                maps or cache_folder(),
                 jobs=jobs,
                 budget_s=budget_s,
                 rest_s=rest_s,

@@ -152,7 +152,8 @@ def _suspect(nursery: Nursery, group: Group) -> str:
             engine.dismiss_bystander()
 
     try:
-        with nursery.broker(_target(cases[0].judged_on), "", owner) as broker:
+        faces = any(case.is_about_a_face for case in cases)
+        with nursery.broker(_target(cases[0].judged_on), "", owner, faces=faces) as broker:
             options = RunOptions(
                 patience_s=PATIENCE_S, concurrency=max(DEFAULT_CONCURRENCY, len(cases) if owner else 0)
             )
@@ -162,16 +163,30 @@ def _suspect(nursery: Nursery, group: Group) -> str:
         return cases[0].id
 
 
-def _passes(nursery: Nursery, case: Case, name: str = "") -> tuple[bool, str]:
-    """Whether a case passes on a broker of its own, with all the patience there is; and what it says."""
+def _passes(nursery: Nursery, case: Case, name: str = "") -> tuple[bool, str, float]:
+    """Whether a case passes on a broker of its own, with all the patience there is; what it says; and what it took.
+
+    That is in seconds of a processor, of this thread and of the broker that was there at last.
+    """
+    began_s, broker_s = time.thread_time(), 0.0
     try:
         owner = case if case.is_private else None
-        with nursery.broker(_target(case.judged_on), name, owner) as broker:
+        with nursery.broker(_target(case.judged_on), name, owner, faces=case.is_about_a_face) as broker:
             engine = Engine(broker, probe(broker.target, broker.endpoint), RunOptions(), solo=True)
             result = asyncio.run(engine.run(case)).result
+            broker_s = _processor_s(broker.pid)
     except (TargetStartError, ProbeError) as error:
-        return False, str(error)
-    return result.verdict is CaseVerdict.PASS, result.detail
+        return False, str(error), time.thread_time() - began_s
+    return result.verdict is CaseVerdict.PASS, result.detail, time.thread_time() - began_s + broker_s
+
+
+def _processor_s(pid: int | None) -> float:
+    """What a process used so far; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def judge_cases(cases: Sequence[Case]) -> None:
@@ -186,7 +201,7 @@ def judge_cases(cases: Sequence[Case]) -> None:
                 for done in as_completed(asked):
                     name = done.result()
                     if name:
-                        passes, detail = _passes(nursery, left[name])
+                        passes, detail, _spent_s = _passes(nursery, left[name])
                         if not passes:
                             _end(f"{name}: {detail}")
                         innocent.add(name)
@@ -213,17 +228,19 @@ def judge_lives(examples: int, seed: int, game: str = "mqtt", insides: str = "")
 
 
 def _map(cases: Sequence[Case], record: Path) -> None:
-    """Run each case on a broker of its own, and write down how it went."""
+    """Run each case on a broker of its own, and write down how it went; one that fails once more, alone."""
 
     def run(nursery: Nursery, case: Case) -> dict[str, object]:
-        began = time.monotonic()
-        passes, _detail = _passes(nursery, case, case.id)
-        return {"test": case.id, "ok": passes, "duration_s": round(time.monotonic() - began, 3)}
+        passes, _detail, spent_s = _passes(nursery, case, case.id)
+        return {"test": case.id, "ok": passes, "duration_s": round(spent_s, 3)}
 
     adapter.applied = _recorded  # type: ignore[attr-defined, assignment]
     with _nursery(*(case.judged_on for case in cases)) as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE // 2) as pool:
         done: list[Future[dict[str, object]]] = [pool.submit(run, nursery, case) for case in cases]
-        lines = [json.dumps(each.result()) for each in done]
+        found = [each.result() for each in done]
+        # A map outlives the hour it was made in: who failed for want of a processor would never be asked.
+        found = [each if each["ok"] else run(nursery, case) for each, case in zip(found, cases, strict=True)]
+    lines = [json.dumps(each) for each in found]
     record.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 

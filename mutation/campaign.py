@@ -186,7 +186,7 @@ def judge_all(
     mutants: Sequence[Mutant],
     judges: Sequence[Judge],
     journal: Journal,
-    reach_file: Path,
+    maps: Path,
     *,
     jobs: int = 2,
     budget_s: float = 20.0,
@@ -202,7 +202,7 @@ def judge_all(
     with ExitStack() as stack:
         report(f"copying the project {jobs} times")
         trees = [stack.enter_context(copied_tree()) for _ in range(jobs)]
-        reach = Reach(reach_file, mutants)
+        reach = Reach(maps)
         parts = [part for judge in judges for part in judge.parts()]
         wanted = [judge.preload() for judge in judges]
         preload = Preload(

@@ -7,6 +7,7 @@ lives then has not been judged whole, and is neither killed nor a survivor.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ _TIMES_SLOWER = 4
 _SAID = 300
 _COMMAND = ("-m", "assay.cli")
 _CASES = ("-m", "mutation.black_box", "cases")
-_SUITES = ("mqtt311", "mqtt5", "queue", "amqp091")
+_SUITES = ("mqtt311", "mqtt5", "queue", "amqp091", "http", "grpc")
 _LIVES = 100
 _QUEUE_LIVES = 60
 _TINY_LIVES = 30
@@ -139,6 +140,19 @@ class Judge:
         return Opinion(judge=self.name, outcome=outcome, by=by, duration_s=spent_s)
 
 
+@functools.cache
+def _sources(*folders: str) -> tuple[str, ...]:
+    """What all checks of a judge share: the modules below folders, but tests, mutants of ours, and cases."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    cases = {_path(case.module) for case in load_cases().values()}
+    names = [path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith("test_")]
+    return tuple(name for name in names if name not in cases and not name.startswith("conformance/mutants/"))
+
+
+def _path(module: str) -> str:
+    return module.removeprefix("assay.").replace(".", "/") + ".py"
+
+
 class UnitTests(Judge):
     """Tests of pytest: those of files named after the module first, then a few of each file, from fast to slow."""
 
@@ -155,7 +169,7 @@ class UnitTests(Judge):
                 judge=self.name,
                 name=name,
                 arguments=self._arguments("-m", "not slow", name),
-                sources=(name,),
+                sources=(name, *_sources("tests")),
                 many=True,
             )
             for name in self._files
@@ -229,7 +243,10 @@ class Commands(Judge):
         self.black_box = black_box
 
     def parts(self) -> list[Part]:
-        return [Part(judge=self.name, name=text, arguments=tuple(text.split())) for text in self._commands]
+        sources = _sources("sim", "faults", "conformance", "mutation")
+        return [
+            Part(judge=self.name, name=text, arguments=tuple(text.split()), sources=sources) for text in self._commands
+        ]
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
         ran: list[Ended] = []
@@ -243,7 +260,7 @@ class Commands(Judge):
 
 
 class Suites(Judge):
-    """Cases of the conformance suites, each chosen if it reaches the mutant; those of a suite are mapped in one go.
+    """Cases of the conformance suites, each chosen if it reaches the mutant; those of a module are mapped in one go.
 
     Those that reach the least beside the mutant are about it, and come first.
     """
@@ -257,12 +274,18 @@ class Suites(Judge):
         for case in load_cases().values():
             area = f"{case.spec}/{case.area}"
             if case.spec in _SUITES and (not areas or area in areas):
-                self._cases.setdefault(case.spec, []).append(case.id)
+                self._cases.setdefault(_path(case.module), []).append(case.id)
 
     def parts(self) -> list[Part]:
         return [
-            Part(judge=self.name, name=spec, arguments=(*_CASES, *sorted(cases)), many=True)
-            for spec, cases in self._cases.items()
+            Part(
+                judge=self.name,
+                name=module,
+                arguments=(*_CASES, *sorted(cases)),
+                sources=(module, *_sources("conformance")),
+                many=True,
+            )
+            for module, cases in self._cases.items()
         ]
 
     def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:

@@ -1,9 +1,9 @@
-"""Probes: which check reaches which mutant, at the price of an ordinary run of the tests.
+"""Probes: which check reaches which statement of the broker, at the price of an ordinary run of the tests.
 
-In front of the statement of each mutant stands one comparison, and at the head of each function of its module another.
-The first time that a process gets there in a check it writes a line ``NUMBER <tab> CHECK`` to a file that all
-processes of a copied tree share. :data:`VARIABLE` in the environment names a file with :class:`Probes`, which the
-``sitecustomize.py`` of the tree plants; :data:`CHECK` is the check that a process begins with.
+In front of each statement of a function stands one comparison, whatever mutants are drawn: what is recorded is good
+for the next draw, too. The first time that a process gets there in a check it writes ``NUMBER <tab> CHECK`` to a file
+that all processes of a copied tree share. :data:`VARIABLE` in the environment names a file with :class:`Probes`, which
+the ``sitecustomize.py`` of the tree plants; :data:`CHECK` is the check that a process begins with.
 
 Only the standard library is used here, since every Python of the copied tree does this before anything else.
 """
@@ -14,9 +14,9 @@ import ast
 import builtins
 import functools
 import json
+import marshal
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
@@ -36,8 +36,10 @@ class Probes(NamedTuple):
 
     sink: str
     """The file that gets the lines."""
-    modules: dict[str, tuple[str, list[tuple[int, int]], int]]
-    """Dotted name to path, places of mutants (number, offset in bytes), and the number of the module itself."""
+    modules: dict[str, tuple[str, int]]
+    """Dotted name to path, and the number of the first probe."""
+    compiled: str
+    """The folder that keeps what was compiled: a Python that starts anew needs seconds for it."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self), encoding="utf-8")
@@ -84,60 +86,64 @@ def plant_at_start() -> None:
     setattr(builtins, _SEEN, _recorder.seen)
     setattr(builtins, _HIT, _recorder.hit)
 
-    makers = {name: (each[0], functools.partial(_made, *each)) for name, each in probes.modules.items()}
+    makers = {
+        name: (each[0], functools.partial(_made, Path(probes.compiled) / name, *each))
+        for name, each in probes.modules.items()
+    }
     sys.meta_path.insert(0, Finder(makers))
 
 
-def _made(path: str, places: Sequence[tuple[int, int]], module: int) -> CodeType:
-    tree, _at_import = with_probes(Path(path).read_text(encoding="utf-8"), dict(places), module)
-    return compiled(tree, path)
+def _made(kept: Path, path: str, first: int) -> CodeType:
+    try:
+        code: CodeType = marshal.loads(kept.read_bytes())  # noqa: S302 - written by the same Python, in a folder of its own
+    except OSError:
+        tree, _spans = with_probes(Path(path).read_text(encoding="utf-8"), first)
+        code = compiled(tree, path)
+        try:
+            partial = kept.with_name(f"{kept.name}.{os.getpid()}")
+            partial.write_bytes(marshal.dumps(code))
+            partial.replace(kept)
+        except OSError:  # a test that lets no file grow
+            pass
+    return code
 
 
-def with_probes(source: str, places: Mapping[int, int], module: int) -> tuple[ast.Module, set[int]]:
-    """The program with probes for mutants (number to offset in bytes) and functions (all have the module's number).
+def with_probes(source: str, first: int) -> tuple[ast.Module, list[tuple[int, int]]]:
+    """The program with a probe in front of each statement of its functions, numbered from ``first``.
 
-    With it the numbers that have no probe: they stand in the body of the module or of a class, and run at import.
+    With it where these statements stand, in the order of their numbers: the offset in bytes of the first byte, and of
+    the one after the last. What is in the body of the module or of a class runs at import, and has no probe.
     """
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    left, at_import = dict(places), set[int]()
+    spans: list[tuple[int, int]] = []
 
-    def place_all(node: ast.AST, within: bool) -> None:
-        """The innermost statement takes the probe."""
+    def place_all(node: ast.AST, *, within: bool) -> None:
         for name in _NESTED:
             block = getattr(node, name, None)
             if not isinstance(block, list):
                 continue
             found: list[ast.AST] = []
             for each in block:
-                inside = within or isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-                place_all(each, inside)
-                if isinstance(each, ast.stmt):
+                if within and isinstance(each, ast.stmt) and not _is_literal(each):
                     assert each.end_lineno is not None
                     assert each.end_col_offset is not None
-                    first = starts[each.lineno - 1] + each.col_offset
-                    last = starts[each.end_lineno - 1] + each.end_col_offset
-                    mine = [number for number, offset in left.items() if first <= offset < last]
-                    for number in mine:
-                        del left[number]
-                    if within:
-                        found += [_probe(number, each) for number in mine]
-                    else:
-                        at_import.update(mine)
-                    if inside and not within:
-                        function = each.body  # type: ignore[attr-defined]
-                        function.insert(_after_docstring(function), _probe(module, each))
+                    begin = starts[each.lineno - 1] + each.col_offset
+                    found.append(_probe(first + len(spans), each))
+                    spans.append((begin, starts[each.end_lineno - 1] + each.end_col_offset))
+                place_all(each, within=within or isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
                 found.append(each)
             setattr(node, name, found)
 
     tree = ast.parse(source)
     place_all(tree, within=False)
-    return ast.fix_missing_locations(tree), at_import | left.keys()
+    return ast.fix_missing_locations(tree), spans
 
 
-def _after_docstring(body: Sequence[ast.stmt]) -> int:
-    return int(isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
+def _is_literal(node: ast.stmt) -> bool:
+    """A docstring must stay the first."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _probe(number: int, place: ast.stmt) -> ast.stmt:

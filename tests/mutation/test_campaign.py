@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from assay.conformance.case import load_cases
+from mutation import reach as reach_module
 from mutation.black_box import groups_by_target
 from mutation.campaign import (
     EQUIVALENTS,
@@ -29,7 +32,7 @@ from mutation.judges import UNIT_FOLDERS, Bench, Commands, Judge, Opinion, Outco
 from mutation.operators import Mutant, mutants_of
 from mutation.reach import Check, Part, Reach
 from mutation.report import Rate, diff
-from mutation.tree import ROOT, StoppedError, copied_tree
+from mutation.tree import ROOT, StoppedError, Tree, copied_tree
 from mutation.warm import PYTEST_OPTIONS, Preload
 
 TOPICS = "reference_broker/routing/topics.py"
@@ -75,14 +78,15 @@ def test_every_part_of_the_broker_has_its_tests_and_its_suite_among_the_judges()
     assert asked <= with_tests
     # What the environment of the tool has no extras for, and what is no part of a broker.
     assert with_tests - asked <= {"http", "grpc_api", "schemas", "coap", "clients", "commands", "embedded", "trace"}
-    suites = {part.name: len(part.arguments) for part in Suites("conformance").parts()}
-    assert suites.keys() == {"mqtt311", "mqtt5", "queue", "amqp091"}
-    assert min(suites.values()) > 100
+    cases = [load_cases()[name] for part in Suites("conformance").parts() for name in part.arguments[3:]]
+    count = Counter(case.spec for case in cases)
+    assert count.keys() == {"mqtt311", "mqtt5", "queue", "amqp091", "http", "grpc"}
+    assert min(count.values()) > 20
 
 
 def test_every_case_of_the_suites_is_asked_on_the_configuration_that_it_is_proved_on() -> None:
     """Those about servers that offer less were left out: nobody black-box saw what such settings do."""
-    cases = [case for case in load_cases().values() if case.spec in ("mqtt311", "mqtt5", "queue", "amqp091")]
+    cases = [case for case in load_cases().values() if case.spec in ("mqtt311", "mqtt5", "queue", "amqp091", "http")]
     asked = {name for part in Suites("conformance").parts() for name in part.arguments}
     assert {case.id for case in cases} <= asked
     groups = groups_by_target(cases)
@@ -113,7 +117,7 @@ def test_a_campaign_kills_what_it_must_goes_on_when_interrupted_and_leaves_nothi
             mutants,
             _judges(),
             journal,
-            tmp_path / "out" / "reach.json",
+            tmp_path / "maps",
             patience_s=20.0,
             on_judged=on_judged,  # type: ignore[arg-type]
         )
@@ -199,9 +203,7 @@ def test_who_lives_because_time_was_short_is_no_survivor_and_is_asked_about_agai
     with copied_tree() as tree:
 
         def judged(budget_s: float, rest_s: float) -> Judged:
-            bench = Bench(
-                tree, Known(tmp_path / "reach.json", [mutant]), budget_s=budget_s, rest_s=rest_s, patience_s=1.0
-            )
+            bench = Bench(tree, Known(tmp_path), budget_s=budget_s, rest_s=rest_s, patience_s=1.0)
             return judge_one(mutant, [Tests("unit tests")], bench, until_killed=True)
 
         whole, again, short = judged(10.0, 0.0), judged(5.0, 20.0), judged(5.0, 5.0)
@@ -228,15 +230,60 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
             "def test_first():\n    assert matches('a/+', 'a/b')\n    os.environ['ASSAY_MOST_S'] = '0'\n"
             "def test_second():\n    assert not matches('a/+', 'a')\n"
         )
-        reach = Reach(tmp_path / "reach.json", [*mutants, constant])
-        preload = Preload(packages=("assay.reference_broker",))
+        reach = Reach(tmp_path / "maps")
+        preload = Preload(packages=("assay.reference_broker.routing",))
         reach.make([tree], [part], preload, report=lambda _name, _more: None)
     found = [[check.name for check in reach.reaching("unit tests", mutant)] for mutant in mutants]
     assert found == [["test_made.py::test_first", "test_made.py::test_second"], []]
-    assert list(reach.checks("unit tests")) == ["test_made.py::test_first"], "nobody knows that the other one is good"
+    ran = [check.name for check in reach.checks["unit tests"].values() if check.ran]
+    assert ran == ["test_made.py::test_first"], "nobody knows that the other one is good"
     assert reach.ran_at_import(constant)
     assert [check.name for check in reach.reaching("unit tests", constant)] == found[0], "it concerns the whole module"
     assert not any(reach.ran_at_import(mutant) for mutant in mutants)
+
+
+@pytest.mark.timeout(300)
+def test_a_map_outlives_its_sample(tmp_path: Path) -> None:
+    """What one draw has recorded is read for the next one; what has changed since is recorded anew, nothing else."""
+    told, source = tmp_path / "told", tmp_path / "source"
+    source.write_text("as it was")
+    command = (
+        "from assay.reference_broker.routing.topics import matches; matches('a/+', 'a/b'); "
+        f"open({str(told)!r}, 'a').write('x')"
+    )
+    maps = tmp_path / "maps"
+    others = [maps / f"of-yesterday-{number}" for number in range(6)]
+    for number, folder in enumerate(others):
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
+
+    def mapped(tree: Tree) -> Reach:
+        parts = [
+            Part(judge="commands", name="changes", arguments=("-c", command), sources=(str(source),)),
+            Part(judge="commands", name="stays", arguments=("-c", command)),
+        ]
+        shutil.rmtree(tree.root.parent / "compiled", ignore_errors=True)
+        reach = Reach(maps)
+        reach.make([tree], parts, Preload(), report=lambda _name, _more: None)
+        return reach
+
+    with copied_tree() as tree:
+        first = mapped(tree)
+        assert told.read_text() == "xx"
+        again = mapped(tree)
+        assert told.read_text() == "xx", "all is known already"
+        source.write_text("as it is now")
+        reach_module._digest_of.cache_clear()  # another process would see it
+        mapped(tree)
+        assert told.read_text() == "xxx"
+    every = mutants_of(TOPICS, (ROOT / TOPICS).read_text(encoding="utf-8"))
+    names = [check.name for check in first.reaching("commands", every[-1])]
+    reached = [[check.name for check in first.reaching("commands", mutant)] for mutant in every]
+    assert ["changes", "stays"] in reached, names
+    assert [] in reached, "not all of the module is executed"
+    assert [[check.name for check in again.reaching("commands", mutant)] for mutant in every] == reached
+    assert [again.ran_at_import(mutant) for mutant in every] == [first.ran_at_import(mutant) for mutant in every]
+    assert [folder for folder in others if folder.exists()] == others[-3:], "old maps go"
 
 
 def test_a_survivor_is_shown_as_a_diff() -> None:
@@ -249,14 +296,14 @@ def test_a_survivor_is_shown_as_a_diff() -> None:
 
 def test_who_takes_much_longer_than_the_unchanged_broker_is_killed_by_time(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, Reach(tmp_path / "reach.json"), budget_s=1.0, rest_s=1.0, patience_s=2.0)
+        bench = Bench(tree, Reach(tmp_path / "maps"), budget_s=1.0, rest_s=1.0, patience_s=2.0)
         opinion = Commands("commands").ask([Check(name="-c pass"), Check(name="-c while(True):pass")], bench)
     assert (opinion.outcome, opinion.by) == (TIMEOUT, "-c while(True):pass")
 
 
 def test_a_command_that_fails_on_the_unchanged_broker_too_accuses_nobody(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, Reach(tmp_path / "reach.json"), budget_s=1.0, rest_s=1.0, patience_s=20.0)
+        bench = Bench(tree, Reach(tmp_path / "maps"), budget_s=1.0, rest_s=1.0, patience_s=20.0)
         assert Commands("commands").ask([Check(name="-c exit(1)")], bench).outcome is SURVIVED
 
 

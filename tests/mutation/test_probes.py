@@ -37,36 +37,38 @@ class Holder:
             case _:
                 return 14
 '''
-PLACES = {
-    1: "LIMIT = 10",
-    2: "value > LIMIT",
-    3: "value -= 1",
-    4: "value < 0",
-    5: "1 / 0",
-    6: "(7,)",
-    7: "base + 5",
-    8: "base=2",
-    9: "size = 11",
-    10: "1 if LIMIT",
-    11: "13",
-    12: "14",
-}
-MODULE = 20
+STATEMENTS = [
+    "if value > LIMIT",
+    "value -= 1",
+    "elif value < 0",
+    "try:",
+    "value = 1 / 0",
+    "value = [each",
+    "def inner",
+    "return base + 5",
+    "value = inner",
+    "return value",
+    "match value",
+    "return 13",
+    "return 14",
+]
+FIRST = 20
 
 
-def test_a_probe_is_hit_where_its_mutant_is_executed(tmp_path: Path) -> None:
+def test_a_probe_is_hit_where_its_statement_is_executed(tmp_path: Path) -> None:
     sink = tmp_path / "hits"
     recorder = Recorder(str(sink), "")
-    tree, at_import = with_probes(SOURCE, {number: SOURCE.index(text) for number, text in PLACES.items()}, MODULE)
-    assert at_import == {1, 8, 9}
+    tree, spans = with_probes(SOURCE, FIRST)
+    begins = [SOURCE.encode()[begin:end].decode() for begin, end in spans]
+    assert [text[: len(begin)] for text, begin in zip(begins, STATEMENTS, strict=True)] == STATEMENTS
     made: dict[str, object] = {"_assay_seen": recorder.seen, "_assay_hit": recorder.hit, "__name__": "made"}
     exec(compiled(tree, "made.py"), made)
     assert not sink.read_text(), "nothing of it was called yet"
     calls = {
-        "chooses(11)": {2, 3},
-        "chooses(-1)": {2, 4, 5, 6},
-        "chooses(1)": {2, 4},
-        "chooses(1)()": {2, 4, 7},
+        "chooses(11)": {0, 1, 9},
+        "chooses(-1)": {0, 2, 3, 4, 5, 9},
+        "chooses(1)": {0, 2, 6, 8, 9},
+        "chooses(1)()": {0, 2, 6, 7, 8, 9},
         "Holder().method(1)": {10, 11},
         "Holder().method(2)": {10, 12},
     }
@@ -76,6 +78,6 @@ def test_a_probe_is_hit_where_its_mutant_is_executed(tmp_path: Path) -> None:
         eval(call, made)
     assert made["chooses"].__doc__ == "Says so."
     lines = [line.split("\t") for line in sink.read_text().splitlines()]
-    assert len(lines) == sum(map(len, calls.values())) + len(calls), "each probe tells a check once"
-    found = {call: {int(number) for number, check in lines if check == call} for call in calls}
-    assert found == {call: numbers | {MODULE} for call, numbers in calls.items()}
+    assert len(lines) == sum(map(len, calls.values())), "each probe tells a check once"
+    found = {call: {int(number) - FIRST for number, check in lines if check == call} for call in calls}
+    assert found == calls
