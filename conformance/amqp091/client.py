@@ -445,12 +445,23 @@ class Channel:
         method = Method(
             "basic.publish", exchange=exchange, routing_key=routing_key, mandatory=mandatory, immediate=immediate
         )
-        self._asked[method.name] = method
-        most = self.connection.frame_max_bytes - FRAME_OVERHEAD_BYTES
-        data = encode_content(self.number, method, body, properties, part_bytes=part_bytes or most)
-        self.connection.send_bytes(data)
-        self.published += 1
+        self._publish(method, [body], properties, part_bytes)
         return self.published
+
+    def publish_together(self, exchange: str, routing_key: str, bodies: Sequence[bytes]) -> range:
+        """Messages in one write; returns their numbers on a channel with confirms."""
+        first = self.published + 1
+        self._publish(Method("basic.publish", exchange=exchange, routing_key=routing_key), bodies, {}, None)
+        return range(first, first + len(bodies))
+
+    def _publish(
+        self, method: Method, bodies: Sequence[bytes], properties: Mapping[str, Any], part_bytes: int | None
+    ) -> None:
+        self._asked[method.name] = method
+        most = part_bytes or self.connection.frame_max_bytes - FRAME_OVERHEAD_BYTES
+        parts = [encode_content(self.number, method, body, properties, part_bytes=most) for body in bodies]
+        self.connection.send_bytes(b"".join(parts))
+        self.published += len(bodies)
 
     async def call(self, name: str, **fields: Any) -> Arrival:
         """A request to its answer."""

@@ -120,6 +120,13 @@ _ROWS: dict[str, Row] = {
             "    run.failed -= {at for queues, some in run.by_route.items() if len(queues) > 2 for at in some}"
         ),
     ),
+    "amqp-nacks-name-others": (
+        "of publishes that came together others are refused than the queue did not take",
+        Publishing,
+        "decided",
+        "tag = first + position",
+        "tag = first + len(run.messages) - 1 - position",
+    ),
     "amqp-gets-are-no-use": (
         "a queue expires although it is asked for messages",
         Consuming,

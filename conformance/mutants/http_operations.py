@@ -253,6 +253,13 @@ def repeat_themselves(patch: Patch) -> None:
 tells("http-ready-without-checks", "what is up is not told", "GET", "/ready", lambda told: {**told, "checks": {}})
 answers("http-healthz-missing", "GoQueue's health is not there", "GET", "/healthz", 200, 404)
 says("http-document-without-paths", "the document is empty", "GET", f"{API}/openapi.json", paths={})
+says(
+    "http-document-without-what-it-names",
+    "what the routes of the document share is not in it",
+    "GET",
+    f"{API}/openapi.json",
+    components={},
+)
 
 
 _MIXED = {b"nack": b"_queue_reject_", b"reject": b"_queue_nack_"}

@@ -10,6 +10,7 @@ from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import cursors, group_recovery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.queue import queue as queue_module
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
 from assay.reference_broker.queues.registry.registry import QueueRegistry
@@ -323,6 +324,23 @@ _slip(
     "drop_one",
     "        self._contents.left(place.partition, offset)\n",
     "",
+)
+
+_slip(
+    "lost-deliveries-wait-for-readers",
+    "what was at its last delivery when the broker was killed becomes no dead letter before somebody reads the queue",
+    TimeToLive,
+    "waits",
+    "at = 0.0 if stored is None else",
+    "at = NEVER if stored is None else",
+)
+_slip(
+    "bursts-are-not-traced",
+    "of messages that come together the steps are not traced",
+    EnqueuePath,
+    "publish_batch",
+    "self.partitions[index].trace(chosen[at], len(positions) - 1 - positions.index(at))",
+    "pass",
 )
 
 # -- deadlines and claims ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
+from assay.conformance.rules import Rule
 
 _CONFIRMS = ("publisher_confirms",)
 
@@ -157,7 +158,7 @@ async def all_queues(ctx: AmqpContext) -> None:
 @amqp_case(
     "confirm/a-full-queue-refuses",
     mutant="amqp-full-queues-confirm",
-    kills=("amqp-confirmed-by-two-queues",),
+    kills=("amqp-confirmed-by-two-queues", "amqp-nacks-name-others"),
     clauses=("rmq.confirm.reject-publish", "rmq.queue.max-length"),
     requires=_CONFIRMS,
 )
@@ -165,7 +166,8 @@ async def reject_publish(ctx: AmqpContext) -> None:
     """A full queue with x-overflow reject-publish answers a publish by a nack, and keeps what it has.
 
     A length of one, also where two other queues take what their exchange brings to all three; when that message is
-    taken, there is room again.
+    taken, there is room again. Of several that come together to a queue of two those are there that were confirmed,
+    and each is answered once.
     """
     channel = await ctx.channel()
     await ctx.needs_argument("x-overflow", "assay-nonsense")
@@ -185,3 +187,16 @@ async def reject_publish(ctx: AmqpContext) -> None:
     ctx.must(event.body == b"first", f"expected what the queue had; seen {event.body!r}")
     channel.publish("", queue, b"third")
     await channel.confirmed()
+    several = await ctx.queue_with(channel, {"x-max-length": 2, "x-overflow": "reject-publish"})
+    bodies = [b"number %d" % number for number in range(6)]
+    tags = channel.publish_together("", several, bodies)
+    left, taken = set(tags), set[int]()
+    while left:
+        event = await channel.expect("basic.ack", "basic.nack", rule=Rule.AMQP_CONFIRM)
+        answered = ctx.note_confirm(channel, event)
+        left -= answered
+        taken |= answered if event.name == "basic.ack" else set()
+    seen = [(await channel.get_soon(several)).body for _ in taken]
+    wanted = [body for tag, body in zip(tags, bodies, strict=True) if tag in taken]
+    ctx.must(seen == wanted, f"expected what was confirmed, {wanted}; seen {seen}")
+    ctx.must(await channel.get(several) is None, f"expected nothing but {wanted}; seen another message")

@@ -397,12 +397,13 @@ async def settled(ctx: HttpContext) -> None:
     clauses=("H-ACK-3", "H-ACK-4"),
     requires=("http_queues",),
     mutant="http-nack-acks",
-    kills=("http-last-nack-says-requeued", "http-nacks-tell-no-time"),
+    kills=("http-last-nack-says-requeued", "http-nacks-tell-no-time", "http-nacks-of-what-is-gone-are-404"),
 )
 async def nack(ctx: HttpContext) -> None:
     """A nack has the message delivered again, and tells so; the one of the last delivery tells of a dead letter.
 
-    Two deliveries are allowed.
+    Two deliveries are allowed. Of a queue that keeps no dead letters the last nack is taken, too, and the message is
+    gone.
     """
     topic, group, member, (held,) = await _held(ctx, "a", retry={"max_retries": 1})
     answer = await _settle(ctx, "nack", held, reason="not now")
@@ -416,6 +417,13 @@ async def nack(ctx: HttpContext) -> None:
     ctx.leaves(f"/topics/{topic}.dlq")
     read = await ctx.me.get(f"/topics/{topic}.dlq/messages")
     ctx.same("the dead letters", payloads(read.at("messages")), ["a"])
+    topic, group, member, (held,) = await _held(ctx, "b", retry={"max_retries": 0}, dead_letters=False)
+    answer = await _settle(ctx, "nack", held)
+    ctx.status(answer, 200)
+    ctx.must(answer.at("action") != "requeued", f"expected that it comes no more; seen {answer}")
+    await ctx.publish_to(topic, "c")
+    (other,) = await ctx.poll_until(group, member, 1)
+    ctx.same("the next message", other["value"], "c")
 
 
 @http_case(

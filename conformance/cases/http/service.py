@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from itertools import permutations
+from typing import Any
 
 from assay.conformance.http.context import API, QUEUES, TOPICS, VIEWS, HttpContext, http_case, payloads
 from assay.conformance.wire.http import encode_request
@@ -277,11 +280,17 @@ async def metrics(ctx: HttpContext) -> None:
     ctx.must("# TYPE mqtt_queue_depth gauge" in lines, "expected the type of mqtt_queue_depth")
 
 
-@http_case("service/the-document-is-served", QUEUES, clauses=("H-DOC-1",), mutant="http-document-without-paths")
+@http_case(
+    "service/the-document-is-served",
+    QUEUES,
+    clauses=("H-DOC-1",),
+    mutant="http-document-without-paths",
+    kills=("http-document-without-what-it-names",),
+)
 async def document(ctx: HttpContext) -> None:
     """The document of the interface is served as JSON (OpenAPI 3), with the routes of every API that is there.
 
-    Each operation has its answers.
+    Each operation has its answers, and what a reference within the document names is there.
     """
     answer = await ctx.me.get(f"{API}/openapi.json")
     ctx.status(answer, 200)
@@ -292,6 +301,16 @@ async def document(ctx: HttpContext) -> None:
     for path, operations in paths.items():
         for method, operation in operations.items():
             ctx.must(method == "parameters" or bool(operation["responses"]), f"expected answers of {method} {path}")
+    named = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(paths)))
+    missing = [name for name in sorted(named) if _at(answer.json, name) is None]
+    ctx.must(not missing, f"expected what the document names; it has no {missing[:5]}")
+
+
+def _at(document: Any, pointer: str) -> Any:
+    """What a JSON pointer leads to; None if it leads nowhere."""
+    for step in pointer.split("/"):
+        document = document.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(document, dict) else None
+    return document
 
 
 @http_case(

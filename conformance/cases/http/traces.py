@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from assay.conformance.http.client import Answer
-from assay.conformance.http.context import QUEUES, TOPICS, TRACES, HttpContext, http_case
+from assay.conformance.http.context import API, QUEUES, TOPICS, TRACES, HttpContext, http_case, payloads
+from assay.conformance.wire import Properties, Puback, Publish
 
 TRACED: dict[str, Any] = {"tracing": {"enabled": True}}
 """Nothing is traced but what its publisher says."""
@@ -86,6 +87,57 @@ async def steps(ctx: HttpContext) -> None:
     silent = await _send(ctx, topic, flag="00")
     for unknown in (silent, "0" * 31 + "1", "none"):
         ctx.refused_as_goqueue(await ctx.me.get(f"/traces/{unknown}"), 404, 400)
+
+
+@http_case(
+    "traces/each-of-a-burst",
+    TOPICS,
+    QUEUES,
+    TRACES,
+    clauses=("H-TRACE-1", "H-TRACE-2", "H-CROSS-2"),
+    requires=("mqtt5", "queues"),
+    settings=TRACED,
+    mutant="wire-bursts-are-not-traced",
+    near_miss="http-traces-say-more",
+    together=True,
+)
+async def burst(ctx: HttpContext) -> None:
+    """Of messages that come over MQTT in one write each that asks for a trace has its own, at its place.
+
+    Five of twelve ask for it. They have a key, so that a partition holds them all.
+    """
+    topic = await ctx.queue(partitions=2)
+    client = await ctx.connect()
+    traces = {number: f"{ctx.rng.getrandbits(127) + 1:032x}" for number in (0, 1, 5, 10, 11)}
+    packets = []
+    for number in range(12):
+        asks = (("traceparent", f"00-{traces[number]}-{number + 1:016x}-01"),) if number in traces else ()
+        said = Properties(user_property=(("partition-key", "k"), *asks))
+        packets.append(
+            Publish(
+                topic=f"$queue/{topic}",
+                payload=b"%d" % number,
+                qos=1,
+                packet_id=client.next_packet_id(),
+                properties=said,
+            )
+        )
+    window = client.connack.properties.receive_maximum or len(packets)
+    for start in range(0, len(packets), window):
+        client.send(*packets[start : start + window])
+        for _ in packets[start : start + window]:
+            ctx.must((await client.expect(Puback)).reason_code < 0x80, "expected each publish to be accepted")
+    places = []
+    for number, trace in traces.items():
+        told = await _trace(ctx, trace)
+        ctx.same("its topic", told.at("topic"), topic)
+        partition, offset = told.at("partition", kind=int), told.at("offset", kind=int)
+        path = f"{API}/queues/{topic}/partitions/{partition}/messages?from={offset}&limit=1"
+        read = await ctx.me.get(path)
+        ctx.same("the message at its place", payloads(read.at("messages")), [str(number)])
+        places.append((partition, offset))
+        ctx.must(bool(told.at("spans", kind=list)), f"expected a step of {number}; seen {told}")
+    ctx.must(len(set(places)) == len(traces), f"expected places of their own; seen {places}")
 
 
 @http_case(

@@ -335,14 +335,26 @@ async def dead_letters(ctx: CaseContext) -> None:
         await consumer.expect_nothing()
 
 
-@_survives("deliveries-count-until-the-last", "Q-DURA-05", "Q-DURA-07", mutant="queue-counts-not-persisted")
+@_survives(
+    "deliveries-count-until-the-last",
+    "Q-DURA-05",
+    "Q-DURA-07",
+    "Q-RETRY-05",
+    mutant="queue-counts-not-persisted",
+    kills=("wire-lost-deliveries-wait-for-readers",),
+)
 async def last_delivery(ctx: CaseContext) -> None:
     """Deliveries before restarts count: after the last one that is allowed the message is a dead letter.
 
     A queue allows two retries. A message is held when the broker is killed, twice: it comes with the counts 1, 2 and 3.
-    Refused then, it is a dead letter, and is one after another restart.
+    Refused then, it is a dead letter, and is one after another restart. Of another queue, which allows no retry, what
+    is held at the first kill is a dead letter although nobody reads that queue any more.
     """
     publisher = await ctx.connect(version=5, name="publisher")
+    once = await _new(ctx, publisher, partitions=1, retry={"max_retries": 0})
+    await publish_with(publisher, once, b"lost")
+    holder = await consume(ctx, once, name="holder")
+    await holder.expect_publish(payload=b"lost")
     queue = await _new(ctx, publisher, partitions=1, retry={"max_retries": 2})
     await publish_with(publisher, queue, b"bad")
     for count in (1, 2, 3):
@@ -352,6 +364,8 @@ async def last_delivery(ctx: CaseContext) -> None:
         ctx.must(seen == count, f"consumer: expected delivery-count {count}; seen {seen}")
         if count < 3:
             await ctx.restart()
+        if count == 1:
+            await expect_dead_letters(ctx, once, b"lost")
     await settle(ctx, consumer, queue, "nack", delivery)
     await expect_dead_letters(ctx, queue, b"bad")
     await ctx.restart()
