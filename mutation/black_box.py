@@ -31,7 +31,7 @@ from assay.conformance import adapter
 from assay.conformance.case import Case, load_cases
 from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, RunOptions
 from assay.conformance.explore.campaign import Campaign
-from assay.conformance.nursery import Nursery
+from assay.conformance.nursery import Nursery, Settings
 from assay.conformance.self_check import PATIENCE_S, Group, groups_of
 from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
 from assay.reference_broker.trace.conformance import CaseVerdict
@@ -107,7 +107,7 @@ def _target(name: str) -> Target:
     return load_target(name)
 
 
-def _nursery(*targets: str) -> Nursery:
+def _nursery(*targets: str, settings: Settings = _ON_DISK) -> Nursery:
     """It must be entered before there are threads: its process is a fork of this one. ``targets`` are read now."""
     for module, numbers in _TIDY_SOON.items():
         for name, number in numbers.items():
@@ -115,7 +115,7 @@ def _nursery(*targets: str) -> Nursery:
             patcher.start()  # for good: brokers are forks of this process
     for target in targets:
         _target(target)  # two threads that read one at once, the first ever, ended the process (seen with msgspec 0.22)
-    return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()), _ON_DISK)
+    return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()), settings)
 
 
 def _end(said: str) -> NoReturn:
@@ -190,12 +190,20 @@ def _processor_s(pid: int | None) -> float:
 
 
 def judge_cases(cases: Sequence[Case]) -> None:
-    """Ends this process at the first case that notices something, twice."""
+    """Ends this process at the first case that notices something, twice.
+
+    Those that share a broker are judged on one without a disk as well: what writes nothing goes other ways.
+    """
+    _judge_on(_ON_DISK, cases)
+    _judge_on({}, [case for case in cases if not case.is_private])
+
+
+def _judge_on(settings: Settings, cases: Sequence[Case]) -> None:
     left = {case.id: case for case in cases}
-    with _nursery(*(case.judged_on for case in cases)) as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE) as pool:
+    targets = dict.fromkeys(case.judged_on for case in cases)
+    with _nursery(*targets, settings=settings) as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE) as pool:
         while left:
-            groups = groups_by_target(list(left.values()))
-            asked = {pool.submit(_suspect, nursery, group): group for group in groups}
+            asked = {pool.submit(_suspect, nursery, group): group for group in groups_by_target(list(left.values()))}
             innocent = set[str]()
             try:
                 for done in as_completed(asked):

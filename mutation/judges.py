@@ -262,7 +262,7 @@ class Commands(Judge):
 class Suites(Judge):
     """Cases of the conformance suites, each chosen if it reaches the mutant; those of a module are mapped in one go.
 
-    Those that reach the least beside the mutant are about it, and come first.
+    Those come first that are the most about what is around it (:meth:`mutation.reach.Reach.most_about`).
     """
 
     black_box = True
@@ -289,8 +289,7 @@ class Suites(Judge):
         ]
 
     def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:
-        checks = bench.reach.reaching(self.name, mutant)
-        return within(sorted(checks, key=lambda check: bench.reach.breadth(self.name, check)), bench.budget_s)
+        return within(bench.reach.most_about(self.name, mutant), bench.budget_s)
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
         """They run at the same time, which takes less than one by one; whom they kill they have killed twice."""

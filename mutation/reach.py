@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,6 +113,14 @@ class Layout:
     def of_module(self, module: str) -> int:
         """The bits of all statements of a module."""
         return ((1 << len(self._spans[module])) - 1) << self.first[module]
+
+
+def _places(bits: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while bits:
+        least = bits & -bits
+        yield least.bit_length() - 1
+        bits ^= least
 
 
 @functools.cache
@@ -254,6 +264,39 @@ class Reach:
             found = somehow
         good = {name: check for name, check in self.checks.get(judge, {}).items() if check.ok and check.ran}
         return [good[name] for name in sorted(found & good.keys())] + self._unknown(judge, somehow)
+
+    def most_about(self, judge: str, mutant: Mutant) -> list[Check]:
+        """Those that reach the mutant, in turn what tells the most about it beside what those before it tell.
+
+        That is what it reaches of the mutant's module: a statement counts by how few reach it. So a mutant that every
+        broker executes when it starts meets those first that use what it changed, and not those that reach the least.
+        """
+        module, hits = self.layout.of_module(mutant.module), self._hits.get(judge, {})
+        checks = {check.name: check for check in self.reaching(judge, mutant)}
+        theirs = {name: list(_places(hits.get(name, 0) & module)) for name in checks}
+        often = Counter(place for places in theirs.values() for place in places)
+        covered = set[int]()
+
+        def gain(name: str) -> float:
+            return sum(1.0 / often[place] for place in theirs[name] if place not in covered)
+
+        found: list[Check] = []
+        left = set(checks)
+        while left:
+            covered.clear()
+            heap = [(-gain(name), self.breadth(judge, checks[name]), name) for name in left]
+            heapq.heapify(heap)
+            while heap:
+                _, breadth, name = heapq.heappop(heap)
+                now = gain(name)
+                if heap and now < -heap[0][0]:
+                    if now:
+                        heapq.heappush(heap, (-now, breadth, name))
+                    continue  # it may tell something in the next round
+                found.append(checks[name])
+                left.discard(name)
+                covered.update(theirs[name])
+        return found
 
     def breadth(self, judge: str, check: Check) -> int:
         """How many statements a check reaches."""
