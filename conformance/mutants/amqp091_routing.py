@@ -13,7 +13,7 @@ from assay.reference_broker.amqp091.topology.arguments import Arguments
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, Routing
 from assay.reference_broker.amqp091.topology.exchanges import DEFAULT_EXCHANGE
 from assay.reference_broker.amqp091.topology.routes import NOWHERE
-from assay.reference_broker.amqp091.topology.tables import TABLES, DirectTable, ExchangeKind
+from assay.reference_broker.amqp091.topology.tables import TABLES, DirectTable, ExchangeKind, TopicTable
 from assay.reference_broker.amqp091.topology.virtual_host import QueueRecord, Removed, VirtualHost
 from assay.reference_broker.routing.properties import Kind, Typed
 
@@ -39,6 +39,28 @@ def direct_ignores_case(patch: Patch) -> None:
 @mutant("amqp-fanout-compares-keys", "a fanout exchange passes a message to the queues bound by its key")
 def fanout_compares_keys(patch: Patch) -> None:
     patch.item(TABLES, ExchangeKind.FANOUT, DirectTable)
+
+
+def _second_hash(name: str, what: str, old: str, new: str) -> None:
+    def apply(patch: Patch) -> None:
+        patch.rewrite(TopicTable, "add", old, new)
+        patch.rewrite(TopicTable, "remove", old, new)
+
+    mutant(name, what)(apply)
+
+
+_second_hash(
+    "amqp-topic-second-hash-needs-a-word",
+    "in topic patterns a # behind a # is a place of its own, which no word at all does not reach",
+    'if node.is_rest and word == "#":',
+    "if False:",
+)
+_second_hash(
+    "amqp-topic-second-hash-ends-it",
+    "in topic patterns nothing counts behind the second # of two",
+    "continue",
+    "break",
+)
 
 
 def _x_match(others: Mapping[str, str], void: Typed | None = None) -> Callable[[Patch], None]:

@@ -14,6 +14,9 @@ from assay.conformance.mutants.http import QUEUE, Scope, alters, answers, hides,
 from assay.reference_broker.api.consumers import Member, Members
 from assay.reference_broker.api.publishing import Became, NewMessage
 from assay.reference_broker.queues import Outcome, QueueErrorCode
+from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, AckMode
 
 _Q = QueueErrorCode
@@ -289,3 +292,27 @@ _takes_for("http-reject-is-accept", "what is rejected is done", reject="accept")
 _settles_without("http-delay-of-fail-dropped", "what has failed is tried again at once", delay_s=None)
 _settles_without("http-extensions-dropped", "an extension is for as long as any delivery", extend_s=None)
 _settles_without("http-reasons-dropped", "dead letters do not say why", reason="")
+
+
+@mutant("http-release-of-several-is-fail", "of several messages that are given back untried each has failed")
+def release_of_several_is_fail(patch: Patch) -> None:
+    def make(original: Callable[..., SettleRequest]) -> Callable[..., SettleRequest]:
+        def request(**asked: Any) -> SettleRequest:
+            several = asked["outcome"] is Outcome.RELEASE and len(asked["receipts"]) > 1
+            return original(**{**asked, "outcome": Outcome.FAIL if several else asked["outcome"]})
+
+        return request
+
+    patch.wrap(routes("messages"), "SettleRequest", make)
+
+
+@mutant("http-release-begins-anew", "what is given back untried has no earlier deliveries any more")
+def release_begins_anew(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def give_back(self: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            entry.delivery_count = 1
+            original(self, entry, *rest)
+
+        return give_back
+
+    patch.wrap(ConsumerGroup, "give_back", make)

@@ -447,29 +447,30 @@ async def fanout(ctx: AmqpContext) -> None:
 
 _PATTERNS: Mapping[str, Sequence[str]] = {
     "*.stock.#": ("usd.stock", "eur.stock.db", "eur.stock.a.b"),
-    "#": ("", "a", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", ".", "stock.nasdaq", "a.x.b"),
-    "*": ("a",),
+    "#": ("", "a", "b", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", ".", "stock.nasdaq", "a.x.b"),
+    "*": ("a", "b"),
     "a.#": ("a", "a.b", "a..b", "a.x.b"),
     "a.*.b": ("a..b", "a.x.b"),
-    "#.b": ("a.b", "a..b", "eur.stock.a.b", "a.x.b"),
-    "#.#": ("", "a", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", ".", "stock.nasdaq", "a.x.b"),
+    "#.b": ("b", "a.b", "a..b", "eur.stock.a.b", "a.x.b"),
+    "#.#.b": ("b", "a.b", "a..b", "eur.stock.a.b", "a.x.b"),
+    "#.#": ("", "a", "b", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", ".", "stock.nasdaq", "a.x.b"),
     "a.b": ("a.b",),
 }
 """Patterns to those of the keys below that they match. An empty key has no word, or one that is empty: which is not
 said, so that patterns about it alone are left out."""
-_KEYS = ("a", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", "stock.nasdaq", "a.x.b")
+_KEYS = ("a", "b", "a.b", "usd.stock", "eur.stock.db", "eur.stock.a.b", "a..b", "stock.nasdaq", "a.x.b")
 
 
 @amqp_case(
     "exchange/topic-patterns",
     mutant="amqp-topic-star-is-no-word",
-    kills=("amqp-topic-hash-needs-a-word",),
+    kills=("amqp-topic-hash-needs-a-word", "amqp-topic-second-hash-needs-a-word", "amqp-topic-second-hash-ends-it"),
     clauses=("sec.3.1.3.3.topic-match",),
 )
 async def topic(ctx: AmqpContext) -> None:
     """A topic exchange matches words: * is one, # any number of them.
 
-    Eight patterns and eight keys, with empty words between dots, each pair checked.
+    Nine patterns and nine keys, with empty words between dots, each pair checked.
     """
     channel = await ctx.channel()
     name = await channel.exchange("topic")

@@ -309,6 +309,33 @@ async def release(ctx: HttpContext) -> None:
 
 
 @http_case(
+    "consume/released-together-come-again-as-they-were",
+    QUEUES,
+    clauses=("H-SETTLE-3",),
+    mutant="http-release-of-several-is-fail",
+    kills=("http-release-begins-anew",),
+)
+async def release_together(ctx: HttpContext) -> None:
+    """What one request releases comes again as it came, key and headers too, counted as before.
+
+    Two messages, of which one had failed before; each is released together with the other, three times.
+    """
+    queue = await ctx.queue()
+    told = [{"payload": each, "key": each * 2, "headers": {"of": each}} for each in ("failed", "new")]
+    await ctx.fill(queue, told[0])
+    await ctx.done(queue, "fail", *await ctx.take_all(queue, 1))
+    await ctx.fill(queue, told[1])
+    for _ in range(4):
+        found = {each["payload"]: each for each in await ctx.take_all(queue, 2)}
+        ctx.same("the messages", sorted(found), ["failed", "new"])
+        ctx.same("their deliveries", [found[each]["delivery_count"] for each in ("failed", "new")], [2, 1])
+        for each in told:
+            seen = found[each["payload"]]
+            ctx.same("key and headers", (seen.get("key"), seen["headers"].get("of")), (each["key"], each["payload"]))
+        await ctx.done(queue, "release", *found.values())
+
+
+@http_case(
     "consume/rejected-is-a-dead-letter",
     QUEUES,
     clauses=("H-SETTLE-4", "H-SETTLE-5"),

@@ -6,7 +6,7 @@ messages, messages with properties, of every QoS, some too large, settlements th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.conformance.case import CaseContext, CaseFunction, case
@@ -15,7 +15,7 @@ from assay.conformance.cases.queue.support import consume, deliveries, join, new
 from assay.conformance.connection import Connection
 from assay.conformance.wire import Packet, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
-_ROUNDS = 8
+_ROUNDS, _LIKE_ONES = 10, 2
 _MOST = 30
 _LARGEST = 200
 _LIMIT_S = 20.0
@@ -61,7 +61,10 @@ class _Mixer:
             rng.choice(("plain", "plain", "keys", "sizes")),
             rng.choice(_SIZES),
         )
-        is_large = qos == 1 and rng.random() < 0.15
+        self._run(burst, count, qos, kind, size, is_large=qos == 1 and rng.random() < 0.15)
+
+    def _run(self, burst: _Burst, count: int, qos: int, kind: str, size: int, *, is_large: bool = False) -> None:
+        rng = self.rng
         for _ in range(count):
             if kind == "sizes":
                 size = rng.choice(_SIZES)
@@ -78,8 +81,10 @@ class _Mixer:
     def _settlements(self, burst: _Burst, count: int) -> None:
         """In the order in which they came, or any; then perhaps some of them once more, which counts for nothing."""
         chosen = list(self.held)[:count] if self.rng.random() < 0.7 else self.rng.sample(list(self.held), count)
-        again = chosen[:1] if self.rng.random() < 0.2 else []
-        for payload in [*chosen, *again]:
+        self._settle(burst, [*chosen, *(chosen[:1] if self.rng.random() < 0.2 else [])])
+
+    def _settle(self, burst: _Burst, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
             counts = payload in self.held
             delivery = self.held.pop(payload) if counts else self.settled[payload]
             self.settled[payload] = delivery
@@ -91,6 +96,14 @@ class _Mixer:
             burst.packets.append(Pubrel(packet_id=packet_id))
             burst.answers[Pubcomp][packet_id] = True
         self.received = []
+
+    def like_ones(self) -> _Burst:
+        """A run of messages with nothing to tell them apart, and the settlements of all that came: none of that is left
+        to chance."""
+        burst = _Burst()
+        self._settle(burst, list(self.held)[: self.window // 2])
+        self._run(burst, max(1, self.window // 2), 1, "plain", _SIZES[0])
+        return burst
 
     def burst(self) -> _Burst:
         burst, left = _Burst(), self.window
@@ -158,8 +171,8 @@ async def _mix(ctx: CaseContext) -> tuple[_Mixer, str]:
     await join(client, queue)
     mixer = _Mixer(ctx, client, queue)
     mixer.sent.add(b"0 first")
-    for _ in range(_ROUNDS):
-        await mixer.send(mixer.burst())
+    for number in range(_ROUNDS):
+        await mixer.send(mixer.burst() if number >= _LIKE_ONES else mixer.like_ones())
         await mixer.settle_down()
     await mixer.send(_last(mixer))
     stats = await ask(ctx, client, queue, "stats")
@@ -188,7 +201,7 @@ async def _left(ctx: CaseContext, mixer: _Mixer, queue: str) -> None:
 async def mixed(ctx: CaseContext) -> None:
     """A write of many kinds is answered packet by packet, in order, and each message is delivered once.
 
-    A client publishes to a queue and consumes from it. In eight writes of up to thirty packets there are runs of
+    A client publishes to a queue and consumes from it. In ten writes of up to thirty packets there are runs of
     messages of every QoS, with properties and without, too large ones, settlements that count and that do not. Each
     gets its own answer, those of a kind in order; what was taken is delivered once, and what is not settled comes
     again to the next consumer.
@@ -211,7 +224,7 @@ async def mixed(ctx: CaseContext) -> None:
 async def mixed_and_killed(ctx: CaseContext) -> None:
     """What writes of many kinds have published and settled is so after kill -9.
 
-    As the mix of every kind in eight writes, in a queue of two partitions; then the broker is killed and started
+    As the mix of every kind in ten writes, in a queue of two partitions; then the broker is killed and started
     again, and the next consumer gets what was not settled, and nothing else.
     """
     mixer, queue = await _mix(ctx)
