@@ -130,8 +130,19 @@ class _DamagedLife(QueueLife):
         some = [path for path in some if path.suffix == some[0].suffix]
         return self.rng.choice((some[-1], self.rng.choice(some)))
 
-    def _followed(self, files: list[Path]) -> tuple[Path, range] | None:
-        """Bytes of one of the files behind which, in that file, are messages that some group has not settled."""
+    def _aim(self, harm: Harm, files: list[Path]) -> tuple[Path, range | None] | None:
+        """Where not chance decides: a file, and which of its bytes.
+
+        A bit is flipped where messages stand behind it in its file that some group has not settled; garbage comes
+        behind what was written last.
+        """
+        if self.of != "messages":
+            return None
+        if harm is garbage_behind:
+            last = sorted(self.watch.files_of(max(self.published)) & set(files))
+            return (last[-1], None) if last else None
+        if harm is not flip:
+            return None
         waiting = {number for group in self.groups for number in group.left}
         steps = [step for step, numbers in self.published.items() if not waiting.isdisjoint(numbers)]
         found = [each for each in self.watch.with_steps_behind(steps) if each[0] in files]
@@ -142,8 +153,7 @@ class _DamagedLife(QueueLife):
         files = self._files()
         if not files:
             return
-        aim = self._followed(files) if harm is flip and self.of == "messages" else None
-        path, within = aim or (self._choose(files), None)
+        path, within = self._aim(harm, files) or (self._choose(files), None)
         self.harmed[path.suffix] = self.harmed.get(path.suffix, 0) + 1
         before = path.read_bytes()
         beside = [step for step in self.settled if self._is_beside(step, path)]
@@ -216,7 +226,8 @@ class _DamagedLife(QueueLife):
                 publisher = await self.ctx.connect(version=5, name=f"publisher behind {number}, mended")
             if number % 2:
                 await self.publish(publisher)
-            await self._look(f"behind {harm.__name__} {number}")
+            with self.ctx.own_point():  # a queue that was served before the damage, and is not now
+                await self._look(f"behind {harm.__name__} {number}")
             if self.was_hit:
                 notes = (await ask(self.ctx, publisher, self.queue, "stats"))["storage_notes"]
                 self.ctx.must(notes > 0, f"expected the damage to be reported in storage_notes; seen {notes}")
