@@ -7,6 +7,8 @@ restart changes nothing.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish
 
 _LIMIT_S = 20.0
-_STEPS = 6
+_STEPS, _MORE = 6, 4
 _FILLING = b"." * 100
 """Of each payload: by that much the file of messages grows at least, and no file of indexes."""
 _FEWEST_STEPS = 2
@@ -121,7 +123,11 @@ class _DamagedLife(QueueLife):
         for step, numbers in self.published.items():
             grown = self.watch.grown(step, path)
             steps += grown >= sum(len(self.sent[number].payload) for number in numbers)
-        return steps >= _FEWEST_STEPS or _FILLING in path.read_bytes()
+        if steps >= _FEWEST_STEPS:
+            return True
+        with suppress(FileNotFoundError):  # the broker may be at work
+            return _FILLING in path.read_bytes()
+        return False
 
     def _choose(self, files: list[Path]) -> Path:
         """One of the kind of file that was damaged least so far; the newest of them as often as all others."""
@@ -134,19 +140,31 @@ class _DamagedLife(QueueLife):
         """Where not chance decides: a file, and which of its bytes.
 
         A bit is flipped where messages stand behind it in its file that some group has not settled; garbage comes
-        behind what was written last.
+        behind what was written last; the file that goes first is the one that was written first.
         """
         if self.of != "messages":
             return None
         if harm is garbage_behind:
             last = sorted(self.watch.files_of(max(self.published)) & set(files))
             return (last[-1], None) if last else None
+        if harm is missing and not self.harmed:
+            front = self._front(files)
+            return (front, None) if front else None
         if harm is not flip:
             return None
         waiting = {number for group in self.groups for number in group.left}
         steps = [step for step, numbers in self.published.items() if not waiting.isdisjoint(numbers)]
         found = [each for each in self.watch.with_steps_behind(steps) if each[0] in files]
         return self.rng.choice(found) if found else None
+
+    def _front(self, files: list[Path]) -> Path | None:
+        """What was written first, of a folder in which a file of its kind has followed it."""
+        kinds = Counter((path.parent, path.suffix) for path in files)
+        for step in self.published:
+            for path in sorted(self.watch.files_of(step) & set(files)):
+                if kinds[path.parent, path.suffix] > 1:
+                    return path
+        return None
 
     def _damage(self, harm: Harm) -> None:
         self.kept, self.was_hit = None, False
@@ -220,6 +238,9 @@ class _DamagedLife(QueueLife):
             await self.publish(publisher)
             await self._look(f"before {harm.__name__} {number}")
             await self.publish(publisher)
+            for _ in range(_MORE):
+                if self.of == "messages" and harm is missing and not self.harmed and not self._front(self._files()):
+                    await self.publish(publisher)
             await self.ctx.restart(lambda harm=harm: self._damage(harm))  # type: ignore[misc]
             publisher = await self.ctx.connect(version=5, name=f"publisher behind {number}")
             if self.of == "others" and await self._is_set_aside(publisher):
