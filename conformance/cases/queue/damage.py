@@ -193,7 +193,8 @@ class _DamagedLife(QueueLife):
         theirs = {group.name for step, (group, _) in self.settled.items() if self._is_beside(step, path)}
         begun = False
         for step, (group, number) in self.settled.items():
-            begun = begun or not is_log or self.watch.is_hit(step, path, hurt)
+            # What is damaged may be of no step: a delivery is in the log, too.
+            begun = begun or not is_log or self.watch.span(step, path).stop > hurt.start
             if begun and group.name in theirs:
                 group.again.add(number)
         for group in self.groups:
