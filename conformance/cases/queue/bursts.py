@@ -11,6 +11,7 @@ from assay.conformance.connection import Connection
 from assay.conformance.wire import Properties, Puback, Publish, describe
 
 _MESSAGES = 60
+_LIKE_ONES = 12
 _KEYS = 4
 _LARGE_ONES = 40
 _LARGE_BYTES = 64_000
@@ -254,9 +255,9 @@ async def acks(ctx: CaseContext) -> None:
 async def bound(ctx: CaseContext) -> None:
     """Of messages that were published in one write, each queue gets those of the topics that it is bound to.
 
-    Sixty messages of any size go to three topics of one queue, sixty more to three ordinary topics, in no order. Of
-    either three, one has no other queue, two are bound to one of their own each, and to one together. A subscriber asks
-    for all the ordinary ones. Each gets all of its messages, once, and no other.
+    Sixty messages of any size go to three topics of one queue, sixty more to three ordinary topics, in no order behind
+    twelve like ones. Of either three, one has no other queue, two are bound to one of their own each, and to one
+    together. A subscriber asks for all the ordinary ones. Each gets all of its messages, once, and no other.
     """
     queue, root = new_queue(ctx), ctx.topic("burst")
     publisher = await ctx.connect(version=5, name="publisher")
@@ -277,8 +278,11 @@ async def bound(ctx: CaseContext) -> None:
     wanted: dict[str, list[bytes]] = {topic: [] for topic in (*of_queue, *ordinary)}
     packets = []
     for number in range(2 * _MESSAGES):
-        payload = b"number %03d" % number + b"x" * ctx.rng.choice((0, 7, 120, 130))
-        topic = ctx.rng.choice(of_queue if number < _MESSAGES else ordinary)
+        topics, size = of_queue if number < _MESSAGES else ordinary, ctx.rng.choice((0, 7, 120, 130))
+        # A broker may handle those behind the first together, as the first of them: one without other queues, and more.
+        place = number % _MESSAGES
+        topic, size = (topics[place > 1], 0) if place < _LIKE_ONES else (ctx.rng.choice(topics), size)
+        payload = b"number %03d" % number + b"x" * size
         wanted[topic].append(payload)
         packets.append(Publish(topic=topic, payload=payload, qos=1, packet_id=publisher.next_packet_id()))
 
