@@ -37,6 +37,7 @@ MAX_UNSETTLED: Final = 65_536
 """Deliveries that a consumer holds unsettled; a broker that sends more is not heeding its own in-flight limit."""
 _MAX_IN_FLIGHT: Final = 1_024
 _REFUSED: Final = 0x80
+_ENDED: Final = "/$ended"
 _DLQ_REASON: Final = "_dlq_reason"
 _DLQ_GROUP: Final = "_dlq_group"
 """User properties of a dead letter: why it is one, and the group that gave it up."""
@@ -167,6 +168,10 @@ class ConsumerClient(MqttClient):
         self._abort("a settlement got no answer")
 
     def on_publish(self, packet: Publish, now: float) -> None:
+        if packet.topic.endswith(_ENDED):
+            # No delivery: the broker says so of a queue that is not there any more, or that the disk did not make.
+            self._abort("the subscription was ended with its queue")
+            return
         delivery = self._record_delivery(packet, now)
         if packet.qos == 1:
             self._send(Puback(packet_id=packet.packet_id))

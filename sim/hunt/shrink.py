@@ -36,6 +36,8 @@ _AIM_S: Final = 0.0005
 """How long after what it aims at a fault is put: within a turn and its sync."""
 _TIMES: Final = frozenset({"delivery_timeout_s", "initial_backoff_s", "max_backoff_s", "rebalance_timeout_s"})
 """Settings that stay: their defaults make runs long."""
+_FEW: Final = 20
+"""So many operations people follow; of more than that fewer are looked for in workloads that are less plain, too."""
 _INVOKED: Final = frozenset({OpKind.PUBLISH, OpKind.ACK, OpKind.NACK, OpKind.REJECT})
 replace = msgspec.structs.replace
 
@@ -73,6 +75,10 @@ class _Shrinker:
         self._tried: set[bytes] = set()
         self._run_s = 0.0
         """What the smallest run takes."""
+        self.operations = 0
+        """Of the run that was kept last."""
+        self.most: int | None = None
+        """Only runs of fewer operations are kept."""
 
     @property
     def exhausted(self) -> bool:
@@ -107,12 +113,19 @@ class _Shrinker:
                 variations=self.record.variations if variations else (),
             )
             failed = self.fails(record)
-            if failed is not None:
-                self.record = failed[0]
+            if failed is not None and (self.most is None or _invoked(failed[1]) < self.most):
+                self.record, self.operations = failed[0], _invoked(failed[1])
                 if self._on_step is not None:
                     self._on_step(self.record.scenario, self.runs)
                 return True
         return False
+
+    def keep_fewer(self, candidate: Scenario) -> bool:
+        """As :meth:`keep_aimed`, where its run does with fewer operations."""
+        self.most = self.operations
+        kept = self.keep_aimed(candidate)
+        self.most = None
+        return kept
 
     def keep_aimed(self, candidate: Scenario) -> bool:
         """Take the candidate as it is, with its faults in proportion, or with them aimed at what happens in it."""
@@ -148,6 +161,10 @@ class _Shrinker:
         self.runs += 1
         schedule = Schedule(number=scenario.seed, scenario=scenario, variations=self.record.variations)
         return run_schedule(schedule, self.record.mutants)
+
+
+def _invoked(events: list[HistoryEvent]) -> int:
+    return sum(event.f in _INVOKED and event.type is OpType.INVOKE for event in events)
 
 
 Reduce = Callable[[Scenario], Iterator[Scenario]]
@@ -187,7 +204,7 @@ def shrink(
     failed = shrinker.fails(record)
     if failed is None:
         return None
-    shrinker.record = failed[0]
+    shrinker.record, shrinker.operations = failed[0], _invoked(failed[1])
     # A shorter run makes every later candidate cheaper, so that is done before anything else.
     while any(shrinker.keep_aimed(smaller) for smaller in _a_quarter(shrinker.record.scenario)):
         pass
@@ -195,11 +212,13 @@ def shrink(
     _calm(shrinker)
     # With less left to chance more of the smaller ones fail.
     _until_nothing_helps(shrinker)
-    last = shrinker.fails(shrinker.record)
-    events = [] if last is None else last[1]
+    while shrinker.operations > _FEW and any(map(shrinker.keep_fewer, _going_round(shrinker.record.scenario))):
+        shrinker.most = shrinker.operations + 1
+        _until_nothing_helps(shrinker)
+        shrinker.most = None
     return Shrunk(
         record=shrinker.record,
-        operations=sum(event.f in _INVOKED and event.type is OpType.INVOKE for event in events),
+        operations=shrinker.operations,
         runs=shrinker.runs,
         took_s=clock() - started,
     )
@@ -258,6 +277,10 @@ def _fewer_operations(scenario: Scenario) -> Iterator[Scenario]:
         for index in range(len(scenario.workload)):
             yield replace(scenario, workload=scenario.workload[:index] + scenario.workload[index + 1 :])
     yield from _each_workload(scenario, lambda workload: WORKLOAD_KINDS[type(workload)].fewer(workload))
+
+
+def _going_round(scenario: Scenario) -> Iterator[Scenario]:
+    yield from _each_workload(scenario, lambda workload: WORKLOAD_KINDS[type(workload)].going_round(workload))
 
 
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:

@@ -29,6 +29,8 @@ class WorkloadKind(msgspec.Struct, frozen=True, kw_only=True):
     """A quarter of the operations, for the first big step; the workload itself when that would be too few."""
     fewer: Callable[[Any], Iterator[Any]]
     """Fewer operations."""
+    going_round: Callable[[Any], Iterator[Any]]
+    """Fewer messages, which are delivered again and again: for the broker as much to write down as many."""
     simpler: Callable[[Any], Iterator[Any]]
     """Fewer clients, groups, keys; outcomes and sizes that are the usual ones."""
     constant: Callable[[Any], Iterator[Any]]
@@ -65,6 +67,16 @@ def _fewer_messages(workload: Any, name: str) -> Iterator[Any]:
         seldom = round(workload.rate_per_s * smaller / messages, 3)
         if seldom > 0:
             yield replace(workload, **{name: smaller, "rate_per_s": seldom})
+
+
+def _fewer_rounds(workload: Any, name: str) -> Iterator[Any]:
+    """What is ignored costs its client no operation, but waits for a timeout, or its consumer to leave."""
+    messages = getattr(workload, name)
+    for ack in (0.3, 0.5):
+        for settlement in (Settlement(ack=ack, ignore=1.0 - ack), Settlement(ack=ack, nack=1.0 - ack)):
+            for fewer in dict.fromkeys((messages // 4, messages // 2, messages * 3 // 4)):
+                if 1 <= fewer < messages:
+                    yield replace(workload, settlement=settlement, **{name: fewer})
 
 
 def _queue_quicker(workload: QueueWorkload) -> QueueWorkload:
@@ -190,6 +202,7 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         operations=lambda workload: workload.operations,
         quicker=_mqtt_quicker,
         fewer=_mqtt_fewer,
+        going_round=lambda workload: iter(()),
         simpler=_mqtt_simpler,
         constant=_mqtt_constant,
         files=dict.fromkeys((FileKind.SEGMENTS, FileKind.GROUPS, FileKind.OTHERS), (FileKind.SESSIONS,)),
@@ -199,6 +212,7 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         operations=lambda workload: workload.operations,
         quicker=_queue_quicker,
         fewer=_queue_fewer,
+        going_round=lambda workload: _fewer_rounds(workload, "messages_per_producer"),
         simpler=_queue_simpler,
         constant=_constant_processing,
     ),
@@ -207,6 +221,7 @@ WORKLOAD_KINDS: Final[dict[type[msgspec.Struct], WorkloadKind]] = {
         operations=lambda workload: workload.operations,
         quicker=_amqp_quicker,
         fewer=_amqp_fewer,
+        going_round=lambda workload: _fewer_rounds(workload, "messages_per_publisher"),
         simpler=_amqp_simpler,
         constant=_constant_processing,
         files={FileKind.OTHERS: (FileKind.OTHERS, FileKind.SESSIONS)},  # what is declared is kept beside sessions

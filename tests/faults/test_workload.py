@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.conformance.wire import Connack, encode
+from assay.conformance.wire import Connack, Publish, encode
 from assay.faults.workload import HistoryRecorder, PayloadError, decode_payload, encode_payload, intended_ns
 from assay.faults.workload.client import Timing
 from assay.faults.workload.mqtt_client import MqttClient
@@ -285,6 +285,30 @@ def test_a_broker_that_swallows_a_whole_window_is_left(virtual_run: Any, broker_
     assert_well_formed(events)
     assert count(events, OpKind.PUBLISH, OpType.INFO) == 4
     assert count(events, OpKind.PUBLISH, OpType.OK) == 36
+
+
+def test_the_notice_that_a_subscription_ended_is_no_delivery(
+    virtual_run: Any, fake_broker: Any, scenario_of: Any
+) -> None:
+    """It was taken for a message that nobody had sent, where the disk did not make a dead-letter queue (swarm seed
+    300967 of `crash-restart`). Whoever is told begins anew."""
+    deliver, ended = fake_broker.deliver, []
+
+    def once(connection: Any, offset: int) -> None:
+        if not ended:
+            ended.append(connection)
+            connection.send(Publish(topic=f"{connection.queue}/$ended", payload=b'{"event": "deleted"}'))
+        deliver(connection, offset)
+
+    fake_broker.deliver = once
+    events = virtual_run(scenario_of(), fake_broker).run()
+    assert_well_formed(events)
+    assert not [event for event in events if (event.value or "").startswith("corrupt:")]
+    [end] = [event for event in events if event.detail == "the subscription was ended with its queue"]
+    assert any(event.f is OpKind.SUBSCRIBE and event.type is OpType.OK for event in events[end.index :])
+    assert {event.value for event in events if event.f is OpKind.ACK and event.type is OpType.OK} >= {
+        event.value for event in events if event.f is OpKind.PUBLISH and event.type is OpType.OK
+    }
 
 
 def test_an_altered_payload_becomes_a_value_nobody_sent(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
