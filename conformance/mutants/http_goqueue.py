@@ -225,12 +225,13 @@ says(
 @mutant("http-nacks-of-what-is-gone-are-404", "a nack that leaves nothing of its message is told as one of nothing")
 def nacks_of_what_is_gone(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        async def settle_held(*arguments: Any, look: Callable[[Any], None] | None = None, **named: Any) -> None:
+        async def settle_held(
+            asking: Any, held: Any, wanted: Any, look: Callable[[Any], None] = lambda _left: None
+        ) -> None:
             left: list[Any] = []
-            await original(*arguments, look=left.append, **named)
-            if look is not None:
-                look(left[0])
-            if left[0] is None and Outcome.FAIL in arguments:
+            await original(asking, held, wanted, look=left.append)
+            look(left[0])
+            if left[0] is None and wanted.outcome is Outcome.FAIL:
                 raise QueueError(QueueErrorCode.NOT_PENDING, "message not found or already processed")
 
         return settle_held
