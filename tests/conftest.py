@@ -16,6 +16,7 @@ from hypothesis import settings
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import decode_packet
+from assay.reference_broker.server.collector import tune_collector
 
 # How long an example takes is the machine's affair.
 settings.register_profile("assay", settings.default, deadline=None)
@@ -24,6 +25,11 @@ settings.load_profile("assay")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As behind "&" in a script: processes that tests start would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """As a server does: a twelfth of the processor time went into searching what was imported for garbage."""
+    tune_collector()
 
 
 @pytest.fixture(autouse=True)
