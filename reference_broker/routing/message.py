@@ -10,7 +10,7 @@ MESSAGE_OVERHEAD_BYTES = 512
 """What the objects around a small message take."""
 HOLDER_BYTES = 256
 """What one more session takes that holds a message: its own object, and the places where it is kept."""
-_PROPERTY_BYTES = 176
+PROPERTY_BYTES = 176
 """A user property beside the characters of its name and value: a pair and two strings."""
 
 
@@ -74,7 +74,7 @@ def memory_bytes(message: Message) -> int:
         size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + (len(topic) if topic.isascii() else 4 * len(topic))
         if message.user_properties:
             size += sum(
-                [_PROPERTY_BYTES + text_bytes(name) + text_bytes(value) for name, value in message.user_properties]
+                [PROPERTY_BYTES + text_bytes(name) + text_bytes(value) for name, value in message.user_properties]
             )
         if message.response_topic is not None:
             size += text_bytes(message.response_topic)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from assay.reference_broker.queues.jobs.errors import LogError, is_passing, reason_of
-from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.queues.jobs.store import Kept, LogRecord, NewRecord, RetentionPolicy
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
 from assay.reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
 from assay.reference_broker.storage.disk import Disk, DiskFile
@@ -175,6 +175,10 @@ class SegmentedLog:
         self.write(data, batches)
         self._next_offset = base_offset + len(records)
         return base_offset
+
+    def keep(self, messages: Sequence[Kept], size_bytes: int) -> int:
+        """See :meth:`PartitionLog.keep`."""
+        return self.append([message.record() for message in messages], size_bytes=size_bytes)
 
     def write(self, data: bytes, batches: list[AppendedBatch]) -> None:
         """To the active segment, all or nothing. Raises :class:`LogError`."""

@@ -393,6 +393,10 @@ class LogQueueFiles:
         return self._volatile
 
     @property
+    def keeps_messages(self) -> bool:
+        return self._volatile and not self._encoder.compresses
+
+    @property
     def _description(self) -> QueueDescription:
         return self.description.current
 
@@ -440,7 +444,7 @@ class LogQueueFiles:
         return _Removal(self._disk, self._folder, self._description)
 
     def open_partition(self, partition: int) -> SegmentedLog:
-        kind = MemoryLog if self._volatile and not self._encoder.compresses else SegmentedLog
+        kind = MemoryLog if self.keeps_messages else SegmentedLog
         return self._open_log(f"partitions/{partition}", self._options, kind)
 
     @property

@@ -14,7 +14,8 @@ from assay.reference_broker.amqp091.wire.methods import BY_NAME, encode_method
 from assay.reference_broker.config import QueuesConfig, TenantConfig, TenantQuotas
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import QueueStats
+from assay.reference_broker.queues import QueueAddress, QueueStats
+from assay.reference_broker.queues.messages import stored_message
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
@@ -555,13 +556,34 @@ def test_what_is_delivered_for_good_leaves_the_cache_and_stays_in_the_log() -> N
     assert (stored.message.payload, len(partition.cached)) == (b"x", 128)
 
 
+def test_of_a_message_in_memory_no_record_is_made_before_it_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Message] = []
+    headers_of = stored_message._headers
+    monkeypatch.setattr(
+        stored_message, "_headers", lambda message, *rest: made.append(message) or headers_of(message, *rest)
+    )
+    c = AmqpClient(make_node())
+    c.open()
+    c.declare("q", durable=False)
+    properties = [BasicProperties(app_id="a", message_id=f"{number}", delivery_mode=1) for number in range(3)]
+    c.send_raw(b"".join([publish("q", b"x", each) for each in properties]))
+    c.node.engine.publish(QueueAddress(queue="q"), Message(topic="", payload=b"y", content_type="t"), NOW)
+    c.hear()
+    assert not made
+    (partition,) = c.node.engine._queues["q"].partitions
+    partition.cached.clear()
+    c.send_raw(method("basic.get", "q", True) * 4)
+    assert [said.body for said in c.hear()] == [b"x"] * 3 + [b"y"]
+    assert len(made) == 4
+
+
 def test_a_cache_passes_over_what_was_let_go() -> None:
     cache, gone, part = MessageCache(2_000), dict[int, StoredMessage](), dict[int, StoredMessage]()
     stored = StoredMessage(Message(topic="", payload=b"x"), "", "", 0.0, 0.0, 1)
-    cache.put_run(gone, 0, [stored] * 2)
+    cache.put_run(gone, 0, [stored] * 2, 2)
     gone.clear()
-    cache.put_run(part, 0, [stored] * 2)
+    cache.put_run(part, 0, [stored] * 2, 2)
     del part[1]
-    cache.put_run(part, 2, [stored] * 2)
+    cache.put_run(part, 2, [stored] * 2, 2)
     assert list(part) == [2, 3]
     assert cache.stored_bytes == 2 * (1 + MESSAGE_OVERHEAD_BYTES)

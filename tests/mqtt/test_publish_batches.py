@@ -174,7 +174,7 @@ def test_each_publish_is_told_what_became_of_its_own_partition(failing: int) -> 
         life.send([_publish(1, (("partition-key", "k"),))])
         log = life.node.engine._queues["q"].partitions[failing].log
         sent = _keyed(21)
-        with mock.patch.object(type(log), "append", autospec=True, side_effect=_fails_for(log)):
+        with mock.patch.object(type(log), "keep", autospec=True, side_effect=_fails_for(log)):
             seen.append(life.send([b"".join(sent)] if whole else sent))
         assert bool(life.runs) == whole
     assert seen[0] == seen[1]
@@ -182,14 +182,14 @@ def test_each_publish_is_told_what_became_of_its_own_partition(failing: int) -> 
 
 
 def _fails_for(broken: object):  # type: ignore[no-untyped-def]
-    original = type(broken).append  # type: ignore[attr-defined]
+    original = type(broken).keep  # type: ignore[attr-defined]
 
-    def append(log: object, records: object, **more: bool) -> int:
+    def keep(log: object, messages: object, size_bytes: int) -> int:
         if log is broken:
             raise LogError("no space")
-        return original(log, records, **more)  # type: ignore[no-any-return]
+        return original(log, messages, size_bytes)  # type: ignore[no-any-return]
 
-    return append
+    return keep
 
 
 def test_a_run_takes_the_lane_unless_a_limit_might_be_reached() -> None:

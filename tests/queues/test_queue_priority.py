@@ -444,9 +444,9 @@ def test_what_messages_of_one_origin_have_is_encoded_once(
     origin = Origin(topic="$queue/q", publisher="", routing_key="", like=like)
     alike = MessageCodec.alike
 
-    def counted(codec: MessageCodec, of: Origin, *rest: Any) -> Any:
+    def counted(codec: MessageCodec, of: Origin, *rest: Any, **named: Any) -> Any:
         calls.append(of)
-        return alike(codec, of, *rest)
+        return alike(codec, of, *rest, **named)
 
     monkeypatch.setattr(MessageCodec, "alike", counted)
     for _ in range(3):

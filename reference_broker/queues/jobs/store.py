@@ -31,6 +31,16 @@ class LogRecord(NamedTuple):
     headers: Headers
 
 
+class Kept(Protocol):
+    """What a log in memory keeps as it is: a record is made of it when one is read."""
+
+    @property
+    def enqueued_at(self) -> float:
+        """Unix seconds, with the milliseconds of its record."""
+
+    def record(self) -> NewRecord: ...
+
+
 class PendingRecord(NamedTuple):
     """An unsettled entry of a group as its log remembers it."""
 
@@ -116,6 +126,9 @@ class PartitionLog(Protocol):
 
         All or nothing: raises :class:`LogError` with nothing kept when the disk is full or failed.
         """
+
+    def keep(self, messages: Sequence[Kept], size_bytes: int) -> int:
+        """As :meth:`append`, of what may stay as it is."""
 
     def get(self, offset: int) -> LogRecord | None:
         """The record with exactly that offset; None when it is missing or damaged. Raises :class:`LogError`."""
@@ -304,6 +317,10 @@ class QueueFiles(Protocol):
     @property
     def volatile(self) -> bool:
         """It is memory: nothing survives the process, so nothing needs a sync."""
+
+    @property
+    def keeps_messages(self) -> bool:
+        """Logs of partitions have messages as they are, so that records are not worth making."""
 
     @property
     def settings(self) -> dict[str, Any]:

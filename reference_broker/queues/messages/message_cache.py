@@ -30,18 +30,19 @@ class MessageCache:
     def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> None:
         """Add a message unless it is there."""
         if offset not in part:
-            self.put_run(part, offset, (message,))
+            self.put_run(part, offset, (message,), message.size)
 
-    def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
-        """Add messages of consecutive offsets, none of which is there."""
+    def put_run(
+        self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage], size_bytes: int
+    ) -> None:
+        """Add messages of consecutive offsets, none of which is there, and of so many bytes in all."""
         count = len(messages)
         end = base_offset + count
         if count == 1:
             part[base_offset] = messages[0]
-            size = messages[0].size + MESSAGE_OVERHEAD_BYTES
         else:
             part.update(zip(range(base_offset, end), messages, strict=True))
-            size = sum(map(SIZE, messages)) + count * MESSAGE_OVERHEAD_BYTES
+        size = size_bytes + count * MESSAGE_OVERHEAD_BYTES
         self._order.append((part, base_offset, end, size))
         self._bytes += size
         while self._bytes > self._max_bytes:

@@ -14,7 +14,7 @@ import msgspec
 
 from assay.reference_broker.config import MAX_PRIORITY_LEVELS
 from assay.reference_broker.queues.jobs.agenda import NEVER
-from assay.reference_broker.queues.jobs.store import Headers, LogRecord
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord, NewRecord
 from assay.reference_broker.queues.messages.address import topic_of
 from assay.reference_broker.queues.messages.control_records import (
     PRODUCER_HEADER,
@@ -24,7 +24,7 @@ from assay.reference_broker.queues.messages.control_records import (
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.message_batch import Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
-from assay.reference_broker.routing.message import Message, memory_bytes
+from assay.reference_broker.routing.message import PROPERTY_BYTES, Message, memory_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
@@ -41,6 +41,10 @@ _PROPERTY_BYTES = 448
 """Of a user property, beside its characters."""
 
 
+PROPERTIES_BYTES = 192
+"""An object of properties without any."""
+
+
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """A message in a queue. Times are Unix seconds. Treat as immutable."""
 
@@ -55,6 +59,13 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """Bytes of payload and user properties."""
     lane: int = NORMAL
     """Its :class:`Priority`, as the queue took it, or the lane of its exact level."""
+
+    def record(self) -> NewRecord:
+        """As :class:`assay.reference_broker.queues.jobs.store.Kept`."""
+        message = self.message
+        own = _describe(message.user_properties)
+        headers = _headers(message, self.topic, self.routing_key, self.lane) + own.headers
+        return NewRecord(round(self.enqueued_at * 1_000), own.key_bytes, message.payload, headers)
 
 
 AT_ONCE_S = 0.001_5
@@ -119,6 +130,7 @@ class MessageCodec:
 
     def __init__(self, queue: str, ttl_s: float, memory: SharedMemory) -> None:
         self._queue = queue
+        self._base = topic_of(queue, "")
         self.ttl_s = ttl_s
         self._plain: Known[tuple[str, str, str], tuple[Headers, str]] = Known(memory, CACHE_LIMIT)
         self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
@@ -154,12 +166,18 @@ class MessageCodec:
             self._plain.remember(key, known, length, size)
         return known
 
-    def alike(self, origin: Origin, like: Message, lane: int) -> tuple[Headers, str, str, int, int]:
+    def topic(self, routing_key: str) -> str:
+        """The topic to deliver on."""
+        return f"{self._base}/{routing_key}" if routing_key else self._base
+
+    def alike(
+        self, origin: Origin, like: Message, lane: int, *, is_kept: bool = False
+    ) -> tuple[Headers, str, str, int, int]:
         """Of all messages that have what this one of their origin has, but for payload and user properties: record
-        headers, the topic to deliver on, the routing key, the bytes that count beside the payload, and the lane, which
-        follows from what they have. Remembered by origin if that is common."""
+        headers (none where logs keep messages), the topic to deliver on, the routing key, the bytes that count beside
+        the payload, and the lane, which follows from what they have. Remembered by origin if that is common."""
         routing_key = origin.routing_key
-        headers, topic = self._encode(like, routing_key, lane)
+        headers, topic = ((), self.topic(routing_key)) if is_kept else self._encode(like, routing_key, lane)
         size = message_bytes(like) - len(like.payload)
         found = headers, topic, routing_key, size, lane
         if origin.is_common:
@@ -171,41 +189,14 @@ class MessageCodec:
         """User properties, which follow the headers of a message that has nothing else."""
         known = self._described_known.get(properties)
         if known is None:
-            headers: list[tuple[bytes, bytes]] = []
-            size, key, key_bytes = 0, None, b""
-            for name, value in properties:
-                raw, content = name.encode(), value.encode()
-                size += len(raw) + len(content)
-                headers.append((b"_" + raw if raw.startswith(b"_") else raw, content))
-                if key is None and name == PARTITION_KEY:
-                    key, key_bytes = value, content
-            known = Described(tuple(headers), size, key, key_bytes)
-            taken = _ENTRY_BYTES + _PROPERTY_BYTES * len(properties) + _CHARACTER_BYTES * size
-            self._described.remember(properties, known, size, taken)
+            known = _describe(properties)
+            taken = _ENTRY_BYTES + _PROPERTY_BYTES * len(properties) + _CHARACTER_BYTES * known.size
+            self._described.remember(properties, known, known.size, taken)
         return known
 
     def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
-        topic = topic_of(self._queue, routing_key)
-        headers = [(b"_topic", message.topic.encode())]
-        if topic != message.topic:
-            headers.append((b"_routing_key", routing_key.encode()))
-        if message.publisher:
-            headers.append((b"_publisher", message.publisher.encode()))
-        if lane != NORMAL:
-            headers.append((PRIORITY_HEADER, b"%d" % lane))
-        if message.expires_at:
-            headers.append((b"_expires_at", b"%d" % int(message.expires_at * 1000)))
-        if message.payload_format is not None:
-            headers.append((b"_payload_format", b"%d" % message.payload_format))
-        if message.content_type is not None:
-            headers.append((b"_content_type", message.content_type.encode()))
-        if message.response_topic is not None:
-            headers.append((b"_response_topic", message.response_topic.encode()))
-        if message.correlation_data is not None:
-            headers.append((b"_correlation_data", message.correlation_data))
-        if message.properties is not None:
-            headers.append((_PROPERTIES, encode_properties(message.properties)))
-        return tuple(headers) + self.describe(message.user_properties).headers, topic
+        topic = self.topic(routing_key)
+        return _headers(message, topic, routing_key, lane) + self.describe(message.user_properties).headers, topic
 
     def decode(self, record: LogRecord) -> StoredMessage:
         """The message of a record; that of a transaction has its expiry negated, since it counts only if committed.
@@ -271,6 +262,47 @@ class MessageCodec:
             message_bytes(message),
             lane,
         )
+
+
+def _describe(properties: tuple[tuple[str, str], ...]) -> Described:
+    headers: list[tuple[bytes, bytes]] = []
+    size, key, key_bytes = 0, None, b""
+    for name, value in properties:
+        raw, content = name.encode(), value.encode()
+        size += len(raw) + len(content)
+        headers.append((b"_" + raw if raw.startswith(b"_") else raw, content))
+        if key is None and name == PARTITION_KEY:
+            key, key_bytes = value, content
+    return Described(tuple(headers), size, key, key_bytes)
+
+
+def _headers(message: Message, topic: str, routing_key: str, lane: int) -> Headers:
+    """Record headers, but for user properties. ``topic``: to deliver on."""
+    headers = [(b"_topic", message.topic.encode())]
+    if topic != message.topic:
+        headers.append((b"_routing_key", routing_key.encode()))
+    if message.publisher:
+        headers.append((b"_publisher", message.publisher.encode()))
+    if lane != NORMAL:
+        headers.append((PRIORITY_HEADER, b"%d" % lane))
+    if message.expires_at:
+        headers.append((b"_expires_at", b"%d" % int(message.expires_at * 1000)))
+    if message.payload_format is not None:
+        headers.append((b"_payload_format", b"%d" % message.payload_format))
+    if message.content_type is not None:
+        headers.append((b"_content_type", message.content_type.encode()))
+    if message.response_topic is not None:
+        headers.append((b"_response_topic", message.response_topic.encode()))
+    if message.correlation_data is not None:
+        headers.append((b"_correlation_data", message.correlation_data))
+    if message.properties is not None:
+        headers.append((_PROPERTIES, encode_properties(message.properties)))
+    return tuple(headers)
+
+
+def beside_bytes(message: Message) -> int:
+    """What its properties take in memory, beside what counts of them as its size."""
+    return PROPERTY_BYTES * len(message.user_properties) + PROPERTIES_BYTES * (message.properties is not None)
 
 
 def delay_number(record: LogRecord) -> int | None:

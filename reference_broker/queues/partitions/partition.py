@@ -11,7 +11,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, PartitionLanes
 from assay.reference_broker.queues.messages.message_cache import SIZE, MessageCache
-from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage
+from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage, beside_bytes
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
 from assay.reference_broker.trace.schema import TraceKind
@@ -23,11 +23,14 @@ READ_AHEAD = 128
 class _Unwritten:
     """What was published to a partition in this turn."""
 
-    __slots__ = ("confirms", "messages", "records", "told", "traced", "transactional", "unlisted")
+    __slots__ = ("beside_bytes", "confirms", "messages", "records", "told", "traced", "transactional", "unlisted")
 
     def __init__(self) -> None:
-        self.records: list[NewRecord] = []
         self.messages: list[StoredMessage] = []
+        self.records: list[NewRecord] = []
+        """Of all messages, or of the first ones: those that are missing are made when they are needed."""
+        self.beside_bytes = 0
+        """What properties take in memory beside what counts of them as sizes."""
         self.confirms: list[Confirm] = []
         self.told: list[tuple[int, Callable[[int, int], None]]] | None = None
         """Who is told partition and offset of a message, by its position."""
@@ -37,6 +40,12 @@ class _Unwritten:
         """Some message is to be listed in the partition's lanes, or as expiring."""
         self.transactional = False
         """Some of the records belong to a transaction, or end one."""
+
+    def all_records(self) -> list[NewRecord]:
+        """Those of all messages."""
+        records = self.records
+        records += [message.record() for message in self.messages[len(records) :]]
+        return records
 
 
 class QueuePartition(SyncPoint):
@@ -119,21 +128,24 @@ class QueuePartition(SyncPoint):
     @property
     def unwritten(self) -> int:
         """Messages that :meth:`write` will write."""
-        return 0 if self._unwritten is None else len(self._unwritten.records)
+        return 0 if self._unwritten is None else len(self._unwritten.messages)
 
     def _begin(self) -> _Unwritten:
         self._agenda.partitions_to_write[self] = None
         self._unwritten = _Unwritten()
         return self._unwritten
 
-    def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
-        """Enqueue; :meth:`write` writes it."""
+    def add(self, record: NewRecord | None, message: StoredMessage, confirm: Confirm | None) -> None:
+        """Enqueue; :meth:`write` writes it. ``record``: None where logs keep messages."""
         unwritten = self._unwritten
         if unwritten is None:
             # As _begin: one call less for a message that is alone in its turn.
             self._agenda.partitions_to_write[self] = None
             unwritten = self._unwritten = _Unwritten()
-        unwritten.records.append(record)
+        if record is not None:
+            unwritten.records.append(record)
+        else:
+            unwritten.beside_bytes += beside_bytes(message.message)
         unwritten.messages.append(message)
         unwritten.confirms.append(confirm or ignore)
 
@@ -150,18 +162,18 @@ class QueuePartition(SyncPoint):
         unwritten = self._unwritten or self._begin()
         if unwritten.told is None:
             unwritten.told = []
-        unwritten.told.append((len(unwritten.records) - 1, told))
+        unwritten.told.append((len(unwritten.messages) - 1, told))
 
     def trace(self, traced: Traced, behind: int = 0) -> None:
         """The message added last is traced, or that so many before it."""
         unwritten = self._unwritten or self._begin()
         if unwritten.traced is None:
             unwritten.traced = []
-        unwritten.traced.append((len(unwritten.records) - 1 - behind, traced))
+        unwritten.traced.append((len(unwritten.messages) - 1 - behind, traced))
 
     def mark_last(self, header: tuple[bytes, bytes]) -> None:
         """The record added last gets a header more."""
-        records = (self._unwritten or self._begin()).records
+        records = (self._unwritten or self._begin()).all_records()
         timestamp_ms, key, value, headers = records[-1]
         records[-1] = NewRecord(timestamp_ms, key, value, (*headers, header))
 
@@ -169,17 +181,19 @@ class QueuePartition(SyncPoint):
         self, record: NewRecord, message: StoredMessage, confirm: Confirm | None, *, transactional: bool
     ) -> int:
         """As :meth:`add` for a producer's record, or one that ends a transaction; returns the offset it will get."""
+        unwritten = self._unwritten or self._begin()
+        unwritten.all_records()
         self.add(record, message, confirm)
-        unwritten = self._unwritten
-        assert unwritten is not None
         unwritten.transactional |= transactional
-        return self.log.next_offset + len(unwritten.records) - 1
+        return self.log.next_offset + len(unwritten.messages) - 1
 
     def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
-        """Enqueue many, which are confirmed together."""
+        """Enqueue many, which are confirmed together. ``records``: empty where logs keep messages."""
         unwritten = self._unwritten or self._begin()
         unwritten.records += records
         unwritten.messages += messages
+        if not records:
+            unwritten.beside_bytes += sum([beside_bytes(message.message) for message in messages])
         unwritten.confirms += [ignore] * (len(messages) - 1)
         unwritten.confirms.append(confirm)
 
@@ -192,10 +206,13 @@ class QueuePartition(SyncPoint):
             return 0, [], []
         messages, confirms = unwritten.messages, unwritten.confirms
         append = self.log.append
+        size_bytes = sum(map(SIZE, messages))
         try:
-            if self._volatile:
-                size_bytes = sum(map(SIZE, messages))
-                base_offset = append(unwritten.records, transactional=unwritten.transactional, size_bytes=size_bytes)
+            if not unwritten.records:
+                base_offset = self.log.keep(messages, size_bytes + unwritten.beside_bytes)
+            elif self._volatile:
+                records = unwritten.all_records()
+                base_offset = append(records, transactional=unwritten.transactional, size_bytes=size_bytes)
             elif unwritten.transactional:
                 base_offset = append(unwritten.records, transactional=True)
             else:
@@ -214,7 +231,7 @@ class QueuePartition(SyncPoint):
             ]
         if unwritten.traced is not None:
             confirms = confirms + self._trace_written(unwritten.traced, base_offset)
-        self._cache.put_run(self.cached, base_offset, messages)
+        self._cache.put_run(self.cached, base_offset, messages, size_bytes)
         if unwritten.unlisted:
             for offset, message in enumerate(messages, base_offset):
                 self.list_message(offset, message)

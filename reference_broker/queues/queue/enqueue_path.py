@@ -76,6 +76,7 @@ class EnqueuePath(ABC):
         self._partitioner = Partitioner(config.partitioner, rng, known)
         self._agenda = agenda
         self._codec = MessageCodec(config.name, config.message_ttl_s, known)
+        self._keeps_messages = files.keeps_messages
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self.read_priorities()
         self._counts_bytes = config.max_bytes > 0
@@ -256,8 +257,13 @@ class EnqueuePath(ABC):
             raise partition.failure
         priority = None if options is None else options.priority
         lane = NORMAL if priority is None and not self._has_levels else self.lane_of(message, priority)
-        headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
+        record: NewRecord | None = None
+        if self._keeps_messages:
+            topic = self._codec.topic(routing_key)
+        else:
+            headers, topic = self._codec.headers(message, routing_key, lane)
+            record = _new(NewRecord, (timestamp_ms, b"" if key is None else key.encode(), message.payload, headers))
         enqueued_at = timestamp_ms / 1000
         expires_at = NEVER
         if message.expires_at or self._codec.ttl_s > 0:
@@ -273,11 +279,11 @@ class EnqueuePath(ABC):
             partition.list_next()
         if self._counts_bytes:
             self.limits.add_bytes(size)
-        record = _new(NewRecord, (timestamp_ms, b"" if key is None else key.encode(), message.payload, headers))
         if mark is None:
             partition.add(record, stored, on_confirmed)
         else:
-            marked = record._replace(headers=headers + mark_headers(mark))
+            record = record or stored.record()
+            marked = record._replace(headers=record.headers + mark_headers(mark))
             partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
         if self._agenda.tracing is not None:
             traced = sample(self._agenda.tracing, message, self.name, now)
@@ -429,12 +435,13 @@ class EnqueuePath(ABC):
         expires_at = self._codec.expiry(enqueued_at, 0.0)
         self._has_at_once |= expires_at - enqueued_at < AT_ONCE_S
         self.limits.arm(expires_at)
-        if described is None:
+        records: list[NewRecord] = []
+        if described is None and not self._keeps_messages:
             records = [
                 _new(NewRecord, (timestamp_ms, b"", payload, common))
                 for payload, (common, _, _, _, _) in zip(payloads, heads, strict=False)
             ]
-        else:
+        elif described is not None and not self._keeps_messages:
             records = [
                 _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
                 for payload, (common, _, _, _, _), each in zip(payloads, heads, described, strict=False)
@@ -452,7 +459,7 @@ class EnqueuePath(ABC):
                 block = slice(positions.start, positions.stop)
                 self.partitions[index].add_run(records[block], stored[block], part(positions))
             else:
-                some = [records[at] for at in positions]
+                some = records and [records[at] for at in positions]
                 self.partitions[index].add_run(some, [stored[at] for at in positions], part(positions))
             for at in chosen and [at for at in chosen if at in positions]:
                 self.partitions[index].trace(chosen[at], len(positions) - 1 - positions.index(at))
@@ -465,7 +472,9 @@ class EnqueuePath(ABC):
         first = Message(topic=origin.topic, payload=b"", publisher=origin.publisher) if like is None else like
         lane = self.lane_of(first, None) if self._has_levels else NORMAL
         if like is not None:
-            return self._codec.alike(origin, like, lane)
+            return self._codec.alike(origin, like, lane, is_kept=self._keeps_messages)
+        if self._keeps_messages:
+            return (), self._codec.topic(routing_key), routing_key, 0, lane
         headers, target = self._codec.headers(first, routing_key, lane)
         return headers, target, routing_key, 0, lane
 
