@@ -319,8 +319,11 @@ class AmqpConnection(Peer, Connection):
                 if at == len(data):
                     break
                 if self.phase is Phase.RUNNING:
-                    at, handled = self._on_run(data, at, MAX_FRAMES - frames, now)
+                    at, handled, awaited = self._on_run(data, at, MAX_FRAMES - frames, now)
                     frames += handled
+                    if awaited:
+                        self._awaited_bytes = awaited - at
+                        break
                     if handled:
                         if broker.work >= MAX_WORK:
                             break
@@ -346,33 +349,33 @@ class AmqpConnection(Peer, Connection):
             self._must_go_on = True
             broker.unfinished.append(self)
 
-    def _on_run(self, data: bytes, at: int, most: int, now: float) -> tuple[int, int]:
-        """Publishes, acknowledgements or gets that stand together, as one; where those end that are done with, and how
-        many frames they had. None is fine."""
+    def _on_run(self, data: bytes, at: int, most: int, now: float) -> tuple[int, int, int]:
+        """Publishes, acknowledgements or gets that stand together, as one; where those end that are done with, how
+        many frames they had, and where a publish ends whose body is to be waited for, if there is one. None is fine."""
         ids = data[at + 7 : at + 11]
         if data[at : at + 1] != _METHOD or ids not in _RUNS:
-            return at, 0
+            return at, 0, 0
         channel = self.channels.get(data[at + 1] << 8 | data[at + 2])
         if channel is None or not channel.takes_runs:
-            return at, 0
+            return at, 0, 0
         if ids == GET.ids:
             found = read_frame(data, at, self.frame_max_bytes)
             if found is None:
-                return at, 0
+                return at, 0, 0
             part, end = found
             count = count_alike(data, at, end, min(most, MAX_GETS))
             channel.on_gets(part.payload, count, now)
-            return at + count * (end - at), count
+            return at + count * (end - at), count, 0
         if ids == ACK.ids:
             acks, end = read_acks(data, at, most)
             if acks:
                 channel.on_acks(acks, now)
-            return end, len(acks)
+            return end, len(acks), 0
         run = self._publishes.read(data, at, self.frame_max_bytes, self.config.max_message_bytes, most)
         if not run.bodies:
-            return at, 0
+            return at, 0, run.awaited
         count = channel.on_publishes(run, now)
-        return run.ends[count - 1], 3 * count
+        return run.ends[count - 1], 3 * count, run.awaited if count == len(run.bodies) else 0
 
     def on_header(self, now: float) -> int:
         """The protocol header; how many bytes of it are done with."""

@@ -90,6 +90,8 @@ class PublishRun(NamedTuple):
     ends: list[int]
     """Where each of them ends."""
     frames: int
+    awaited: int = 0
+    """Where the next one ends, of which only the rest of its body is missing; 0 = there is none."""
 
 
 class PublishReader:
@@ -119,7 +121,7 @@ class PublishReader:
         length_of, content_of, body_start = _LENGTH.unpack_from, _CONTENT_START.unpack_from, _BODY_START.unpack_from
         size_at, content_at, body_at = _SIZE_AT, _CONTENT_START.size, _BODY_START.size
         overhead = FRAME_OVERHEAD_BYTES
-        frames = 0
+        frames = awaited = 0
         last: Head | None = None
         last_bytes = 0
         while frames + 3 <= most_frames and data.startswith(starts_method, at):
@@ -145,11 +147,12 @@ class PublishReader:
             if body_size:
                 start, each = end + body_at, 3
                 end = start + body_size + 1
-                if (
-                    end > size
-                    or data[end - 1] != FRAME_END
-                    or body_start(data, start - body_at) != (starts_body, body_size)
-                ):
+                if start > size or body_start(data, start - body_at) != (starts_body, body_size):
+                    break
+                if end > size:
+                    awaited = end
+                    break
+                if data[end - 1] != FRAME_END:
                     break
             bodies.append(data[start : end - 1])
             heads.append(head)
@@ -170,7 +173,7 @@ class PublishReader:
             count = len(bodies) - count
             heads += [head] * count
             frames += each * count
-        return PublishRun(heads, bodies, ends, frames)
+        return PublishRun(heads, bodies, ends, frames, awaited)
 
     def _learn(self, named: bytes, method: bytes, content: bytes) -> Head | None:
         """Of two frames; None where they are not those that begin a publish, or say something wrong."""

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from assay.reference_broker.amqp091.channel import Channel
 from assay.reference_broker.amqp091.runs import PublishReader, read_acks
 from assay.reference_broker.amqp091.wire.content import NONE, BasicProperties, encode_header
 from assay.reference_broker.amqp091.wire.frames import FrameType, content_frames, frame
@@ -506,12 +507,39 @@ def test_publishes_are_read_up_to_what_is_not_all_there() -> None:
         run = reader().read(data[:cut], 0, FRAME_MAX, MOST_BYTES, 1_024)
         count = sum(len(b"".join(whole[: number + 1])) <= cut for number in range(3))
         assert run.bodies == [b"1", b"", b"22"][:count]
-        assert run.ends == [len(b"".join(whole[: number + 1])) for number in range(count)]
+        ends = [len(b"".join(whole[: number + 1])) for number in range(3)]
+        assert run.ends == ends[:count]
+        is_awaited = count in (0, 2) and cut >= ends[count] - 1 - len(b"1" if not count else b"22")
+        assert run.awaited == (ends[count] if is_awaited else 0), cut
     run = reader().read(data, 0, FRAME_MAX, MOST_BYTES, 1_024)
     assert [head.way.routing_key for head in run.heads] == ["q", "q", "r"]
     assert run.heads[2].properties.app_id == "a"
     assert reader().read(data, 0, FRAME_MAX, MOST_BYTES, 5).bodies == [b"1"]
     assert reader().read(data, 0, FRAME_MAX, 1, 1_024).bodies == [b"1", b""]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_publish_that_is_cut_in_its_body_is_handled_once_that_is_whole(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    alone: list[int] = []
+    handle = Channel.handle_frame
+    monkeypatch.setattr(
+        Channel, "handle_frame", lambda self, kind, *rest: alone.append(kind) or handle(self, kind, *rest)
+    )
+    body = bytes(range(100))
+    data = publish("q", b"first") + publish("q", body, exchange="none" if is_refused else "")
+    for cut in range(len(data) - len(body) - 1, len(data)):
+        c = AmqpClient(make_node())
+        c.open()
+        c.declare("q")
+        c.consume("q", no_ack=True)
+        alone.clear()
+        c.send_raw(data[:cut])
+        assert [said.body for said in c.hear()] == [b"first"]
+        c.send_raw(data[cut:])
+        assert [said.values[0] if is_refused else said.body for said in c.hear()] == [404 if is_refused else body]
+        assert not alone
 
 
 def test_a_damaged_byte_ends_a_run_unless_it_is_of_what_is_said() -> None:
