@@ -141,6 +141,27 @@ def _fills_queues(world: World, clients: list[Client], rng: random.Random) -> No
             client.send(packet)
 
 
+def _fills_queues_beside_payloads(world: World, clients: list[Client], rng: random.Random) -> None:
+    """With what the limits of a queue do not count: long names, and properties that are no user properties."""
+    for number in range(600):
+        long = rng.choice(("name", "correlation", "answer", "kind", "none"))
+        some = rng.randint(0, 4_000)
+        packet = p.Publish(
+            topic=f"$queue/q{number % 4}/" + ("k" * some if long == "name" else str(number)),
+            payload=b"x" * rng.randint(0, 50),
+            qos=1,
+            packet_id=number % 60_000 + 1,
+            properties=p.Properties(
+                correlation_data=b"c" * some if long == "correlation" else None,
+                response_topic="a" * some + "a" if long == "answer" else None,
+                content_type="t" * some if long == "kind" else None,
+            ),
+        )
+        client = clients[number % 6]
+        if not client.connection.wants_pause:
+            client.send(packet)
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -151,6 +172,7 @@ def _fills_queues(world: World, clients: list[Client], rng: random.Random) -> No
         _publishes_to_new_topics,
         _begins_packets,
         _fills_queues,
+        _fills_queues_beside_payloads,
     ],
 )
 def test_what_is_held_stays_below_the_sum_of_the_bounds(

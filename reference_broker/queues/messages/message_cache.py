@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.queues.messages.stored_message import StoredMessage, beside_bytes
 from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES
 
 SIZE = attrgetter("size")
@@ -30,12 +30,14 @@ class MessageCache:
     def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> None:
         """Add a message unless it is there."""
         if offset not in part:
-            self.put_run(part, offset, (message,), message.size)
+            beside = beside_bytes(message.message, message.topic, message.routing_key)
+            self.put_run(part, offset, (message,), message.size + beside)
 
     def put_run(
         self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage], size_bytes: int
     ) -> None:
-        """Add messages of consecutive offsets, none of which is there, and of so many bytes in all."""
+        """Add messages of consecutive offsets, none of which is there, and of so many bytes in all, beside the objects
+        that each has."""
         count = len(messages)
         end = base_offset + count
         if count == 1:

@@ -24,7 +24,7 @@ from assay.reference_broker.queues.messages.control_records import (
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.message_batch import Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
-from assay.reference_broker.routing.message import PROPERTY_BYTES, Message, memory_bytes
+from assay.reference_broker.routing.message import PROPERTY_BYTES, Message, memory_bytes, text_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
@@ -43,6 +43,8 @@ _PROPERTY_BYTES = 448
 
 PROPERTIES_BYTES = 192
 """An object of properties without any."""
+_SHORT_NAMES = 64
+"""Characters that have room in what is counted of each message."""
 
 
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
@@ -115,6 +117,21 @@ def is_plain_but_for_user_properties(message: Message) -> bool:
     )
 
 
+class Head(NamedTuple):
+    """What messages of one origin have alike, but for payload and user properties."""
+
+    headers: Headers
+    """Of records; none where logs keep messages."""
+    topic: str
+    """To deliver on."""
+    routing_key: str
+    size: int
+    """Beside the payload, as in :func:`message_bytes`."""
+    lane: int
+    """It follows from the others."""
+    beside_bytes: int
+
+
 class Described(NamedTuple):
     """What the user properties of a message mean to a record."""
 
@@ -123,6 +140,8 @@ class Described(NamedTuple):
     """In bytes, as in :func:`message_bytes`."""
     key: str | None
     key_bytes: bytes
+    beside_bytes: int
+    """As of :func:`beside_bytes`."""
 
 
 class MessageCodec:
@@ -136,7 +155,7 @@ class MessageCodec:
         self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
         self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, CACHE_LIMIT)
-        self._alike: Known[Origin, tuple[Headers, str, str, int, int]] = Known(memory, 4 * CACHE_LIMIT)
+        self._alike: Known[Origin, Head] = Known(memory, 4 * CACHE_LIMIT)
         self.known_origins = self._alike.answers
         """See :meth:`alike`."""
         self._plain_known = self._plain.answers
@@ -170,16 +189,12 @@ class MessageCodec:
         """The topic to deliver on."""
         return f"{self._base}/{routing_key}" if routing_key else self._base
 
-    def alike(
-        self, origin: Origin, like: Message, lane: int, *, is_kept: bool = False
-    ) -> tuple[Headers, str, str, int, int]:
-        """Of all messages that have what this one of their origin has, but for payload and user properties: record
-        headers (none where logs keep messages), the topic to deliver on, the routing key, the bytes that count beside
-        the payload, and the lane, which follows from what they have. Remembered by origin if that is common."""
+    def alike(self, origin: Origin, like: Message, lane: int, *, is_kept: bool = False) -> Head:
+        """Of all messages that have what this one of their origin has. Remembered by origin if that is common."""
         routing_key = origin.routing_key
         headers, topic = ((), self.topic(routing_key)) if is_kept else self._encode(like, routing_key, lane)
         size = message_bytes(like) - len(like.payload)
-        found = headers, topic, routing_key, size, lane
+        found = Head(headers, topic, routing_key, size, lane, beside_bytes(like, topic, routing_key))
         if origin.is_common:
             taken = _ENTRY_BYTES + memory_bytes(like) + sum([len(value) for _, value in headers])
             self._alike.remember(origin, found, len(routing_key), taken)
@@ -273,7 +288,7 @@ def _describe(properties: tuple[tuple[str, str], ...]) -> Described:
         headers.append((b"_" + raw if raw.startswith(b"_") else raw, content))
         if key is None and name == PARTITION_KEY:
             key, key_bytes = value, content
-    return Described(tuple(headers), size, key, key_bytes)
+    return Described(tuple(headers), size, key, key_bytes, PROPERTY_BYTES * len(properties))
 
 
 def _headers(message: Message, topic: str, routing_key: str, lane: int) -> Headers:
@@ -300,9 +315,18 @@ def _headers(message: Message, topic: str, routing_key: str, lane: int) -> Heade
     return tuple(headers)
 
 
-def beside_bytes(message: Message) -> int:
-    """What its properties take in memory, beside what counts of them as its size."""
-    return PROPERTY_BYTES * len(message.user_properties) + PROPERTIES_BYTES * (message.properties is not None)
+def beside_bytes(message: Message, topic: str, routing_key: str) -> int:
+    """What a message takes in memory beside its size, which is what limits of queues count, and the objects that each
+    has: names that are not short, and properties. ``topic``: that it is delivered on."""
+    size = len(message.topic) + len(topic) + len(routing_key)
+    size = 0 if size <= _SHORT_NAMES else text_bytes(message.topic) + text_bytes(topic) + text_bytes(routing_key)
+    if is_plain(message):
+        return size
+    size += PROPERTY_BYTES * len(message.user_properties) + PROPERTIES_BYTES * (message.properties is not None)
+    for text in (message.response_topic, message.content_type):
+        if text is not None:
+            size += text_bytes(text)
+    return size if message.correlation_data is None else size + len(message.correlation_data)
 
 
 def delay_number(record: LogRecord) -> int | None:

@@ -30,7 +30,7 @@ class _Unwritten:
         self.records: list[NewRecord] = []
         """Of all messages, or of the first ones: those that are missing are made when they are needed."""
         self.beside_bytes = 0
-        """What properties take in memory beside what counts of them as sizes."""
+        """See the function."""
         self.confirms: list[Confirm] = []
         self.told: list[tuple[int, Callable[[int, int], None]]] | None = None
         """Who is told partition and offset of a message, by its position."""
@@ -144,9 +144,8 @@ class QueuePartition(SyncPoint):
             unwritten = self._unwritten = _Unwritten()
         if record is not None:
             unwritten.records.append(record)
-        else:
-            unwritten.beside_bytes += beside_bytes(message.message)
         unwritten.messages.append(message)
+        unwritten.beside_bytes += beside_bytes(message.message, message.topic, message.routing_key)
         unwritten.confirms.append(confirm or ignore)
 
     def list_next(self) -> None:
@@ -156,6 +155,11 @@ class QueuePartition(SyncPoint):
     @property
     def unwritten_bytes(self) -> int:
         return sum(message.size for message in self._unwritten.messages) if self._unwritten is not None else 0
+
+    @property
+    def unwritten_beside_bytes(self) -> int:
+        """As of :func:`beside_bytes`."""
+        return 0 if self._unwritten is None else self._unwritten.beside_bytes
 
     def tell_place(self, told: Callable[[int, int], None]) -> None:
         """Call it with partition and offset of the message added last, once that is written, before the confirm."""
@@ -187,13 +191,15 @@ class QueuePartition(SyncPoint):
         unwritten.transactional |= transactional
         return self.log.next_offset + len(unwritten.messages) - 1
 
-    def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
-        """Enqueue many, which are confirmed together. ``records``: empty where logs keep messages."""
+    def add_run(
+        self, records: list[NewRecord], messages: list[StoredMessage], beside_bytes: int, confirm: Confirm
+    ) -> None:
+        """Enqueue many, which are confirmed together. ``records``: empty where logs keep messages; ``beside_bytes``:
+        as of the function, of all."""
         unwritten = self._unwritten or self._begin()
         unwritten.records += records
         unwritten.messages += messages
-        if not records:
-            unwritten.beside_bytes += sum([beside_bytes(message.message) for message in messages])
+        unwritten.beside_bytes += beside_bytes
         unwritten.confirms += [ignore] * (len(messages) - 1)
         unwritten.confirms.append(confirm)
 
@@ -206,10 +212,10 @@ class QueuePartition(SyncPoint):
             return 0, [], []
         messages, confirms = unwritten.messages, unwritten.confirms
         append = self.log.append
-        size_bytes = sum(map(SIZE, messages))
+        size_bytes = sum(map(SIZE, messages)) + unwritten.beside_bytes
         try:
             if not unwritten.records:
-                base_offset = self.log.keep(messages, size_bytes + unwritten.beside_bytes)
+                base_offset = self.log.keep(messages, size_bytes)
             elif self._volatile:
                 records = unwritten.all_records()
                 base_offset = append(records, transactional=unwritten.transactional, size_bytes=size_bytes)

@@ -25,8 +25,10 @@ from assay.reference_broker.queues.messages.stored_message import (
     AT_ONCE_S,
     HIDDEN,
     Described,
+    Head,
     MessageCodec,
     StoredMessage,
+    beside_bytes,
     message_bytes,
 )
 from assay.reference_broker.queues.messages.trace_context import sample, sample_batch
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 """``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
-_Head = tuple[Headers, str, str, int, int]
 """Of a message the record headers but for user properties, the topic to deliver on, the routing key, what counts of it
 beside payload and user properties, in bytes, and its lane."""
 SCHEMA_ERROR = "schema-error"
@@ -415,19 +416,24 @@ class EnqueuePath(ABC):
         count = len(payloads)
         sizes = list(map(len, payloads))
         described = None if batch.properties is None else list(map(self._codec.describe, batch.properties))
+        # Of each message; empty = none of any.
+        beside = [] if described is None else [each.beside_bytes for each in described]
         if described is not None:
             sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
         origins = batch.origins
-        heads: Iterable[_Head]
+        heads: Iterable[Head]
         known = self._codec.known_origins
         if isinstance(origins, Origin):
             head = known.get(origins) or self._head(origins)
             heads = repeat(head)
-            if head[3]:
-                sizes = [size + head[3] for size in sizes]
+            if head.size:
+                sizes = [size + head.size for size in sizes]
+            if head.beside_bytes:
+                beside = [head.beside_bytes + size for size in beside or repeat(0, count)]
         else:
             heads = [known.get(origin) or self._head(origin) for origin in origins]
-            sizes = [size + head[3] for size, head in zip(sizes, heads, strict=True)]
+            sizes = [size + head.size for size, head in zip(sizes, heads, strict=True)]
+            beside = [head.beside_bytes + size for head, size in zip(heads, beside or repeat(0, count), strict=True)]
         if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
             return False
         timestamp_ms = int(now * 1000)
@@ -439,16 +445,16 @@ class EnqueuePath(ABC):
         if described is None and not self._keeps_messages:
             records = [
                 _new(NewRecord, (timestamp_ms, b"", payload, common))
-                for payload, (common, _, _, _, _) in zip(payloads, heads, strict=False)
+                for payload, (common, _, _, _, _, _) in zip(payloads, heads, strict=False)
             ]
         elif described is not None and not self._keeps_messages:
             records = [
                 _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
-                for payload, (common, _, _, _, _), each in zip(payloads, heads, described, strict=False)
+                for payload, (common, _, _, _, _, _), each in zip(payloads, heads, described, strict=False)
             ]
         stored = [
             StoredMessage(message, topic, key, enqueued_at, expires_at, size, lane)
-            for message, (_, topic, key, _, lane), size in zip(messages, heads, sizes, strict=False)
+            for message, (_, topic, key, _, lane, _), size in zip(messages, heads, sizes, strict=False)
         ]
         tracing = self._agenda.tracing
         chosen = {} if tracing is None else sample_batch(tracing, batch, self.name, now)
@@ -457,26 +463,29 @@ class EnqueuePath(ABC):
                 self.partitions[index].list_next()
             if isinstance(positions, range):
                 block = slice(positions.start, positions.stop)
-                self.partitions[index].add_run(records[block], stored[block], part(positions))
+                self.partitions[index].add_run(records[block], stored[block], sum(beside[block]), part(positions))
             else:
                 some = records and [records[at] for at in positions]
-                self.partitions[index].add_run(some, [stored[at] for at in positions], part(positions))
+                more = sum([beside[at] for at in positions]) if beside else 0
+                self.partitions[index].add_run(some, [stored[at] for at in positions], more, part(positions))
             for at in chosen and [at for at in chosen if at in positions]:
                 self.partitions[index].trace(chosen[at], len(positions) - 1 - positions.index(at))
         self._room -= count
         self.contents.end_total += count
         return True
 
-    def _head(self, origin: Origin) -> _Head:
+    def _head(self, origin: Origin) -> Head:
         like, routing_key = origin.like, origin.routing_key
         first = Message(topic=origin.topic, payload=b"", publisher=origin.publisher) if like is None else like
         lane = self.lane_of(first, None) if self._has_levels else NORMAL
         if like is not None:
             return self._codec.alike(origin, like, lane, is_kept=self._keeps_messages)
+        headers: Headers = ()
         if self._keeps_messages:
-            return (), self._codec.topic(routing_key), routing_key, 0, lane
-        headers, target = self._codec.headers(first, routing_key, lane)
-        return headers, target, routing_key, 0, lane
+            target = self._codec.topic(routing_key)
+        else:
+            headers, target = self._codec.headers(first, routing_key, lane)
+        return Head(headers, target, routing_key, 0, lane, beside_bytes(first, target, routing_key))
 
     def _takes_batch(self, count: int) -> bool:
         """Whether so many messages can be enqueued without a look at what each does to the limits."""

@@ -96,5 +96,6 @@ def _needed_bytes(queue: DurableQueue) -> int:
         start, end = partition.log.start_offset, partition.log.next_offset
         if end > start:
             total += partition.log.stored_bytes * max(0, end - max(low, start)) // (end - start)
-        total += partition.unwritten_bytes + partition.unwritten * MESSAGE_OVERHEAD_BYTES
+        total += partition.unwritten_bytes + partition.unwritten_beside_bytes
+        total += partition.unwritten * MESSAGE_OVERHEAD_BYTES
     return total
