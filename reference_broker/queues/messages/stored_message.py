@@ -320,8 +320,6 @@ def beside_bytes(message: Message, topic: str, routing_key: str) -> int:
     has: names that are not short, and properties. ``topic``: that it is delivered on."""
     size = len(message.topic) + len(topic) + len(routing_key)
     size = 0 if size <= _SHORT_NAMES else text_bytes(message.topic) + text_bytes(topic) + text_bytes(routing_key)
-    if is_plain(message):
-        return size
     size += PROPERTY_BYTES * len(message.user_properties) + PROPERTIES_BYTES * (message.properties is not None)
     for text in (message.response_topic, message.content_type):
         if text is not None:
