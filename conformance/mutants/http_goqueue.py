@@ -26,8 +26,8 @@ TRANSACTIONS = "/api/v1/transactions"
 @mutant("http-topics-have-one-partition", "a topic has one partition, whatever is asked for")
 def one_partition(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def create(self: Any, name: str, settings: dict[str, Any], now: float) -> Any:
-            return original(self, name, {**settings, "partitions": 1}, now)
+        def create(self: Any, name: str, settings: dict[str, Any], *rest: Any) -> Any:
+            return original(self, name, {**settings, "partitions": 1}, *rest)
 
         return create
 

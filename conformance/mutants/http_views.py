@@ -331,8 +331,8 @@ _shows("http-deliveries-lose-times", "what is given out tells not when it was ta
 @mutant("http-retention-is-dropped", "what a topic is created with is heeded but for its retention")
 def retention_is_dropped(patch: Patch) -> None:
     def make(create: Callable[..., Any]) -> Callable[..., Any]:
-        def other(self: QueueEngine, name: str, settings: dict[str, Any], now: float) -> Any:
-            return create(self, name, {key: value for key, value in settings.items() if key != "retention"}, now)
+        def other(self: QueueEngine, name: str, settings: dict[str, Any], *rest: Any) -> Any:
+            return create(self, name, {key: value for key, value in settings.items() if key != "retention"}, *rest)
 
         return other
 
