@@ -4,6 +4,7 @@ an MQTT client that keeps to the rules of QoS 1 and 2 whatever happens, which no
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import hmac
 import logging
@@ -16,7 +17,7 @@ from hypothesis import settings
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import decode_packet
-from assay.reference_broker.server.collector import tune_collector
+from assay.reference_broker.server.collector import YOUNG_OBJECTS
 
 # How long an example takes is the machine's affair.
 settings.register_profile("assay", settings.default, deadline=None)
@@ -28,8 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """As a server does: a twelfth of the processor time went into searching what was imported for garbage."""
-    tune_collector()
+    """As often as in a server: a twelfth of the processor time went into searching what was imported for garbage."""
+    gc.set_threshold(YOUNG_OBJECTS, 20, 50)
 
 
 @pytest.fixture(autouse=True)

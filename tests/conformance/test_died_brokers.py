@@ -135,7 +135,7 @@ def hosted(how: str, lives: int) -> Iterator[Target]:
 
 
 def test_a_foreign_broker_that_comes_back_is_judged_to_the_end() -> None:
-    with hosted("unconnected", lives=3) as foreign:
+    with hosted("unconnected", lives=8) as foreign:
         outcomes, code = judge(RunPlan(target=foreign), FIRST, *OTHERS)
     assert code is ExitCode.FAILED
     assert {name: outcomes[name].result.verdict for name in OTHERS} == dict.fromkeys(OTHERS, CaseVerdict.PASS)

@@ -19,7 +19,9 @@ ARCHIVES = sorted(FORMATS.glob("*.tar.gz"))
 
 def unpacked(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        # Python before 3.11.4 has no filters; the archives are ours.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)
     return folder
 
 
