@@ -368,7 +368,8 @@ class Engine:
             is_in_haste = not hasty and stall_s < _STALL_S and self._is_in_haste(ctx, verdict)
             if never_back or (verdict not in BAD and not says_nothing and not is_in_haste):
                 break
-            attempts = 2 if ctx.lag or detail.startswith(_TOO_LONG) else _MAX_ATTEMPTS
+            took_too_long = detail.startswith(_TOO_LONG) and stall_s < _STALL_S
+            attempts = 2 if ctx.lag or took_too_long else _MAX_ATTEMPTS
             means_something = stall_s < _STALL_S and not says_nothing and not detail.startswith(_TOO_LONG)
             means_something &= not is_in_haste
             if means_something or attempt >= attempts:

@@ -273,6 +273,7 @@ async def dup_at_qos_0(ctx: CaseContext) -> None:
     "mqtt311/malformed/one-byte-at-a-time",
     clauses=("MQTT-7.1.1-1", "MQTT-3.1.4-4"),
     mutant="v3-needs-whole-packets",
+    limit_s=15.0,  # three hundred turns of the harness, beside fifteen other cases
 )
 async def bytewise(ctx: CaseContext) -> None:
     """Packets may come in pieces of any size.
