@@ -43,7 +43,7 @@ _PROPERTY_BYTES = 448
 
 PROPERTIES_BYTES = 192
 """An object of properties without any."""
-_SHORT_NAMES = 64
+SHORT_NAMES = 64
 """Characters that have room in what is counted of each message."""
 
 
@@ -319,7 +319,7 @@ def beside_bytes(message: Message, topic: str, routing_key: str) -> int:
     """What a message takes in memory beside its size, which is what limits of queues count, and the objects that each
     has: names that are not short, and properties. ``topic``: that it is delivered on."""
     size = len(message.topic) + len(topic) + len(routing_key)
-    size = 0 if size <= _SHORT_NAMES else text_bytes(message.topic) + text_bytes(topic) + text_bytes(routing_key)
+    size = 0 if size <= SHORT_NAMES else text_bytes(message.topic) + text_bytes(topic) + text_bytes(routing_key)
     size += PROPERTY_BYTES * len(message.user_properties) + PROPERTIES_BYTES * (message.properties is not None)
     for text in (message.response_topic, message.content_type):
         if text is not None:

@@ -11,7 +11,13 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, PartitionLanes
 from assay.reference_broker.queues.messages.message_cache import SIZE, MessageCache
-from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage, beside_bytes
+from assay.reference_broker.queues.messages.stored_message import (
+    HIDDEN,
+    SHORT_NAMES,
+    MessageCodec,
+    StoredMessage,
+    beside_bytes,
+)
 from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
 from assay.reference_broker.trace.schema import TraceKind
@@ -145,7 +151,17 @@ class QueuePartition(SyncPoint):
         if record is not None:
             unwritten.records.append(record)
         unwritten.messages.append(message)
-        unwritten.beside_bytes += beside_bytes(message.message, message.topic, message.routing_key)
+        content = message.message
+        # What beside_bytes() finds nothing in, without the call: most messages have a payload and short names.
+        if (
+            content.user_properties
+            or content.properties is not None
+            or content.correlation_data is not None
+            or content.response_topic is not None
+            or content.content_type is not None
+            or len(content.topic) + len(message.topic) + len(message.routing_key) > SHORT_NAMES
+        ):
+            unwritten.beside_bytes += beside_bytes(content, message.topic, message.routing_key)
         unwritten.confirms.append(confirm or ignore)
 
     def list_next(self) -> None:
