@@ -171,6 +171,8 @@ class Broker:
 
     def tell(self, kind: EventKind, client: Client, protocol: str, **more: object) -> None:
         """Tell webhooks what happened to a client."""
+        if self._agenda.notify is None:
+            return
         told = {"client_id": client.client_id, "username": client.username, "protocol": protocol}
         if self._agenda.tell(kind, client.client_id, told | more):
             self.work += self.engine.take_cost()

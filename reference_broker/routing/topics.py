@@ -35,11 +35,10 @@ def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
     if not topic_filter:
         raise TopicError("a topic filter must have at least one character", "MQTT-4.7.3-1")
     levels = topic_filter.split("/")
-    for index, level in enumerate(levels):
-        if "#" in level and (level != "#" or index != len(levels) - 1):
-            raise TopicError("'#' must be the whole last level of a filter", "MQTT-4.7.1-1", "MQTT-4.7.1-2")
-        if "+" in level and level != "+":
-            raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2", "MQTT-4.7.1-3")
+    if "#" in topic_filter and ("#" in topic_filter[:-1] or levels[-1] != "#"):
+        raise TopicError("'#' must be the whole last level of a filter", "MQTT-4.7.1-1", "MQTT-4.7.1-2")
+    if topic_filter.count("+") > levels.count("+"):
+        raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2", "MQTT-4.7.1-3")
     if len(levels) > max_levels:
         raise TooManyLevelsError(f"a topic filter may have at most {max_levels} levels here", "MQTT-4.7.3-3")
 

@@ -386,8 +386,8 @@ class MqttBroker(Broker):
         if not existed and len(session.subscriptions) >= self.config.mqtt.max_subscriptions_per_client:
             return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, "too many subscriptions"))
         before = self._bytes_of(session, topic_filter) if existed else 0
-        more = subscription_bytes(topic_filter, session.asked) - before
-        if more > 0 and not self.filter_memory.admits(session.subscription_bytes, more):
+        size = subscription_bytes(topic_filter, session.asked)
+        if size > before and not self.filter_memory.admits(session.subscription_bytes, size - before):
             text = "the subscriptions of all clients take too much memory"
             return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, text))
         if is_queue_topic(topic_filter):
@@ -405,7 +405,10 @@ class MqttBroker(Broker):
             self.sys_topics.subscribed(subscription, now)
             self.admin.subscribed(subscription, now)
         session.subscriptions[topic_filter] = subscription
-        self._count_filter(session, self._bytes_of(session, topic_filter) - before)
+        if session.asked:
+            # Consumers of queues alone keep what they asked for.
+            size = self._bytes_of(session, topic_filter)
+        self._count_filter(session, size - before)
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
         if not existed:
@@ -438,6 +441,8 @@ class MqttBroker(Broker):
 
         They are sent from the end of the turn on, as the client takes them.
         """
+        if not (self.retained or is_sys_topic(subscription.topic_filter)):
+            return
         if session.retained is None:
             session.retained = RetainedSends()
         session.retained.add(subscription, self.retained.newest)

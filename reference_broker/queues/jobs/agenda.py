@@ -26,11 +26,6 @@ Notify = Callable[[EventKind, str, dict[str, Any]], int]
 told of it, each of which takes about as long as a message."""
 
 
-def _tell_nobody(_kind: EventKind, _subject: str, _data: dict[str, Any]) -> int:
-    """There are no webhooks."""
-    return 0
-
-
 class LogOwner(Protocol):
     """Writes logs."""
 
@@ -80,8 +75,8 @@ class Agenda:
         """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
         self.misfit: Callable[[SchemaCheckConfig, Message], str | None] | None = None
         """Says why a message does not fit what its queue asks for; None where there are no schemas."""
-        self.notify: Notify = _tell_nobody
-        """Takes what happens, for webhooks."""
+        self.notify: Notify | None = None
+        """Takes what happens, for webhooks; None where there are none."""
         self.state_points: dict[SyncPoint, None] = {}
         """State logs beside those of queues: synced and closed with them, and never set aside."""
         self.written_produced: dict[Any, None] = {}
@@ -99,7 +94,7 @@ class Agenda:
 
     def tell(self, kind: EventKind, subject: str, data: dict[str, Any]) -> int:
         """Tell webhooks what happened; returns what that took."""
-        told = self.notify(kind, subject, data)
+        told = 0 if self.notify is None else self.notify(kind, subject, data)
         self.cost += told
         self.work += told
         return told
