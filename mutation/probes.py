@@ -19,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mutation.planting import Finder, compiled
 
@@ -28,6 +28,7 @@ CHECK = "ASSAY_CHECK"
 IMPORT = "import"
 """The check of what runs while the broker is imported."""
 _SEEN, _HIT = "_assay_seen", "_assay_hit"
+_LOAD, _NOT_IN = ast.Load(), ast.NotIn()
 _NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
@@ -138,7 +139,7 @@ def with_probes(source: str, first: int) -> tuple[ast.Module, list[tuple[int, in
 
     tree = ast.parse(source)
     place_all(tree, within=False)
-    return ast.fix_missing_locations(tree), spans
+    return tree, spans
 
 
 def _is_literal(node: ast.stmt) -> bool:
@@ -147,8 +148,14 @@ def _is_literal(node: ast.stmt) -> bool:
 
 
 def _probe(number: int, place: ast.stmt) -> ast.stmt:
-    text = f"if {number} not in {_SEEN}: {_HIT}({number})"
-    (probe,) = ast.parse(text).body
-    for node in ast.walk(probe):
-        ast.copy_location(node, place)
-    return probe
+    """``if NUMBER not in SEEN: HIT(NUMBER)``, put together: to have each parsed took half of the time."""
+    where: dict[str, Any] = {
+        "lineno": place.lineno,
+        "col_offset": place.col_offset,
+        "end_lineno": place.end_lineno,
+        "end_col_offset": place.end_col_offset,
+    }
+    known = ast.Constant(number, **where)
+    unseen = ast.Compare(known, [_NOT_IN], [ast.Name(_SEEN, _LOAD, **where)], **where)
+    hit = ast.Call(ast.Name(_HIT, _LOAD, **where), [known], [], **where)
+    return ast.If(unseen, [ast.Expr(hit, **where)], [], **where)

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from types import CodeType
 
 import jinja2
 import msgspec
+from jinja2.bccache import Bucket
 from plotly.offline import get_plotlyjs
 
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause
@@ -151,6 +153,24 @@ def _write_assets(folder: Path) -> None:
     (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """What templates were compiled to in this process: most of the time of a small report goes into that."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], CodeType] = {}
+        """By template, and by the digest of its text."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _CompiledTemplates()
+
+
 class SiteWriter:
     """Renders the pages of one collection. Links are relative, so the folder can be moved."""
 
@@ -197,6 +217,7 @@ class SiteWriter:
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            bytecode_cache=_COMPILED,
         )
         environment.filters |= {
             "number": humanise.number,
