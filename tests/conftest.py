@@ -23,14 +23,13 @@ from assay.reference_broker.server.collector import YOUNG_OBJECTS
 settings.register_profile("assay", settings.default, deadline=None)
 settings.load_profile("assay")
 
+# As often as in a server: a twelfth of the processor time went into searching what was imported for garbage, also while
+# tests are collected.
+gc.set_threshold(YOUNG_OBJECTS, 20, 50)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As behind "&" in a script: processes that tests start would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_finish() -> None:
-    """As often as in a server: a twelfth of the processor time went into searching what was imported for garbage."""
-    gc.set_threshold(YOUNG_OBJECTS, 20, 50)
 
 
 @pytest.fixture(autouse=True)
