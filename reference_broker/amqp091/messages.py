@@ -71,7 +71,7 @@ def message_from(
         content_type=content_type if is_type else None,
         response_topic=reply_to if is_topic else None,
         expires_at=0.0 if ttl_ms is None else _expiry(ttl_ms, now),
-        properties=kept if kept != _NOTHING else None,
+        properties=kept if is_named or kept != _NOTHING else None,
     )
 
 

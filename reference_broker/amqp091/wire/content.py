@@ -14,6 +14,7 @@ from assay.reference_broker.routing.remembered import remember
 
 BASIC: Final = 60
 _START: Final = struct.Struct(">HHQ")
+_START_AND_FLAGS: Final = struct.Struct(">HHQH")
 SECTION_AT: Final = _START.size
 """Of flags and properties in a content header."""
 
@@ -79,16 +80,15 @@ NONE: Final = BasicProperties()
 
 def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
     """How long the body is, and its properties. Raises :class:`AmqpError`."""
-    if len(payload) < _START.size + 2:
+    if len(payload) < _START_AND_FLAGS.size:
         raise bad_syntax("a content header is cut short", "sec.4.2.6.bad-content")
-    class_id, weight, size = _START.unpack_from(payload)
+    class_id, weight, size, flags = _START_AND_FLAGS.unpack_from(payload)
     if class_id != BASIC or weight:
         text = f"a content header of class {class_id}, weight {weight}, where 60 and 0 belong"
         raise AmqpError(
             Reply.UNEXPECTED_FRAME, text, rule="sec.4.2.6.1.class-id" if class_id != BASIC else "sec.4.2.6.1.weight"
         )
-    reader = Reader(payload, _START.size)
-    flags = reader.short()
+    reader = Reader(payload, _START_AND_FLAGS.size)
     if flags & ~_KNOWN:
         raise bad_syntax(
             f"property flags {flags:#06x}: more than there are properties", "sec.4.2.6.1.flags-continuation"
@@ -99,7 +99,9 @@ def decode_header(payload: bytes) -> tuple[int, BasicProperties]:
     reads = _READS.get(flags)
     if reads is None:
         reads = remember(_READS, flags, [(name, read) for name, read, flag in _FIELDS if flags & flag], 0, _MOST_READS)
-    found = {name: read(reader) for name, read in reads}
+    found = {}
+    for name, read in reads:
+        found[name] = read(reader)
     reader.finish()
     return size, BasicProperties(**found)
 

@@ -307,8 +307,10 @@ class GroupState(SyncPoint, ABC):
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
         if (self.owner.is_new or self.is_leaving) and self.owner.holds(self):
             return
-        for place in self.moved:
-            self.log.move_cursor(place.number, place.cursor)
+        if not self._volatile:
+            # Where a group in memory stands nobody will ever read.
+            for place in self.moved:
+                self.log.move_cursor(place.number, place.cursor)
         self.moved.clear()
         if self.is_new and not self._told_when_begun and self.failure is None:
             # The first try failed, and its consumers wait.

@@ -158,7 +158,9 @@ def ignore(error: QueueError | None) -> None:
 
 def call_all(confirms: Iterable[Confirm], error: QueueError | None) -> None:
     for confirm in confirms:
-        confirm(error)
+        # Of many messages one confirm speaks for all.
+        if confirm is not ignore:
+            confirm(error)
 
 
 class JointConfirm:

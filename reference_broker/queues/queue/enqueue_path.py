@@ -416,8 +416,9 @@ class EnqueuePath(ABC):
         count = len(payloads)
         sizes = list(map(len, payloads))
         described = None if batch.properties is None else list(map(self._codec.describe, batch.properties))
-        # Of each message; empty = none of any.
+        # Of each message, beside what all have; empty = none of any.
         beside = [] if described is None else [each.beside_bytes for each in described]
+        beside_of_all = 0
         if described is not None:
             sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
         origins = batch.origins
@@ -428,8 +429,7 @@ class EnqueuePath(ABC):
             heads = repeat(head)
             if head.size:
                 sizes = [size + head.size for size in sizes]
-            if head.beside_bytes:
-                beside = [head.beside_bytes + size for size in beside or repeat(0, count)]
+            beside_of_all = head.beside_bytes
         else:
             heads = [known.get(origin) or self._head(origin) for origin in origins]
             sizes = [size + head.size for size, head in zip(sizes, heads, strict=True)]
@@ -463,11 +463,12 @@ class EnqueuePath(ABC):
                 self.partitions[index].list_next()
             if isinstance(positions, range):
                 block = slice(positions.start, positions.stop)
-                self.partitions[index].add_run(records[block], stored[block], sum(beside[block]), part(positions))
+                some, run, more = records[block], stored[block], sum(beside[block])
             else:
-                some = records and [records[at] for at in positions]
+                some, run = records and [records[at] for at in positions], [stored[at] for at in positions]
                 more = sum([beside[at] for at in positions]) if beside else 0
-                self.partitions[index].add_run(some, [stored[at] for at in positions], more, part(positions))
+            more += beside_of_all * len(run)
+            self.partitions[index].add_run(some, run, more, part(positions))
             for at in chosen and [at for at in chosen if at in positions]:
                 self.partitions[index].trace(chosen[at], len(positions) - 1 - positions.index(at))
         self._room -= count
@@ -495,7 +496,7 @@ class EnqueuePath(ABC):
             self._room = self.config.max_depth - self.contents.depth
             if count > self._room:
                 return False
-        return all(partition.failure is None for partition in self.partitions)
+        return not [partition for partition in self.partitions if partition.failure is not None]
 
     def _spread(self, described: Sequence[Described] | None, count: int) -> Iterable[tuple[int, Sequence[int]]]:
         """Which of so many messages go to which partition: by their keys, and in blocks where they have none."""
