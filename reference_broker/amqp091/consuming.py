@@ -399,7 +399,7 @@ class Consuming:
                         break
                     properties = properties_of(message, connection.broker.now)
                     section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
-                exchange, key = _way_of(consumer, message, each.topic)
+                exchange, key = _way_of(consumer, message, each.topic or each.topic_in(run.queue))
                 length = len(section)
                 way = ways.get((consumer_tag, exchange, key, length))
                 pack, before, names, rest = way or self.find_way(consumer, exchange, key, length)

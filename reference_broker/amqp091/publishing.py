@@ -353,7 +353,7 @@ class Publishing:
         if first is None or (not is_alike and None in found):
             return None
         origins = first if is_alike else cast(list[Origin], found)
-        return MessageBatch(messages, [message.payload for message in messages], None, origins)
+        return MessageBatch(messages, [message.payload for message in messages], None, origins, {})
 
     def decided(self, run: _Run) -> None:
         """All that their queues say of them is known."""

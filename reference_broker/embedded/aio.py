@@ -175,7 +175,7 @@ class AsyncQueues(EngineTurns):
             StoredCopy(
                 message_id=message_id,
                 payload=stored.message.payload,
-                topic=stored.topic,
+                topic=stored.topic_in(queue),
                 enqueued_at=stored.enqueued_at,
                 user_properties=stored.message.user_properties,
             )

@@ -615,3 +615,27 @@ def test_a_cache_passes_over_what_was_let_go() -> None:
     cache.put_run(part, 2, [stored] * 2, 2)
     assert list(part) == [2, 3]
     assert cache.stored_bytes == 2 * (1 + MESSAGE_OVERHEAD_BYTES)
+
+
+def test_the_queues_of_a_fan_out_hold_the_same_messages_which_leave_each_of_them_by_itself() -> None:
+    """One object a message would do for all, but what is gone in one queue stays in the others, as its expiry does."""
+    node = make_node()
+    c = AmqpClient(node)
+    c.open()
+    c.say(1, "exchange.declare", "fan", "fanout", False, False, False, False, False, ())
+    for queue, arguments in (("one", ()), ("two", ()), ("short", table(**{"x-message-ttl": 60_000}))):
+        c.declare(queue, durable=False, arguments=arguments)
+        c.say(1, "queue.bind", queue, "fan", "", False, ())
+    c.send_raw(b"".join([publish("", b"%d" % number, exchange="fan") for number in range(5)]))
+    c.hear()
+    one, two, short = [node.engine._queues[queue].partitions[0] for queue in ("one", "two", "short")]
+    assert [one.cached[at] for at in range(5)] == [two.cached[at] for at in range(5)]
+    assert [short.cached[at].expires_at - NOW for at in range(5)] == pytest.approx([60] * 5, abs=0.01)
+    one.mark_gone(2)
+    one.mark_gone(3)
+    for queue, wanted in (("one", [b"0", b"1", b"4"]), ("two", [b"0", b"1", b"2", b"3", b"4"])):
+        found = [stored for _, stored in node.engine.browse(queue, 10)]
+        assert [stored.message.payload for stored in found] == wanted
+        assert {stored.topic_in(queue) for stored in found} == {f"$queue/{queue}"}
+        said = c.consume(queue, queue, no_ack=True)
+        assert [each.body for each in said if each.name == "basic.deliver"] == wanted

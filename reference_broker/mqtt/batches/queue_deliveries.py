@@ -100,10 +100,11 @@ class DeliveryEncoder:
     def encode_run(self, first_id: int, run: DeliveryRun, max_packet_bytes: int) -> bytes | None:
         """QoS 1 PUBLISH packets under consecutive packet ids; None when they are not alike, or one is too large."""
         stored = run.stored
-        topic_name = stored[0].topic
+        own_topic = stored[0].topic
+        topic_name = stored[0].topic_in(run.queue)
         having: list[int] = []
         for at, each in enumerate(stored):
-            if each.topic != topic_name:
+            if each.topic != own_topic and each.topic_in(run.queue) != topic_name:
                 return None
             if each.message.user_properties:
                 having.append(at)

@@ -550,7 +550,7 @@ class Dispatcher:
             message_id=f"{self._prefix}{place.index}:{offset}",
             group=group.group_id,
             delivery_count=entry.delivery_count,
-            topic=stored.topic,
+            topic=stored.topic or stored.topic_in(group.config.name),
             message=message,
             receipt=receipt,
             # As named() says it: a call less.

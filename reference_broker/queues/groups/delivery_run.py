@@ -36,7 +36,7 @@ class DeliveryRun(NamedTuple):
             message_id=f"{self.queue}:{self.partition}:{offset}",
             group=self.group,
             delivery_count=1,
-            topic=stored.topic,
+            topic=stored.topic_in(self.queue),
             message=stored.message,
         )
 

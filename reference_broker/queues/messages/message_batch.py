@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from assay.reference_broker.routing.message import Message
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.jobs.store import NewRecord
+    from assay.reference_broker.queues.messages.stored_message import StoredMessage
 
 
 class Origin(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -22,6 +26,22 @@ class Origin(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Others will come that are like it, so that it is worth remembering."""
 
 
+Times = tuple[float, float]
+"""When messages are enqueued, and when they expire."""
+
+
+class Columns(NamedTuple):
+    """What a queue makes of messages."""
+
+    largest: int
+    beside: list[int]
+    """Bytes beside the size of each, beyond what all have; empty = none of any."""
+    beside_of_all: int
+    records: list[NewRecord]
+    """Empty where logs keep messages."""
+    stored: list[StoredMessage]
+
+
 class MessageBatch(NamedTuple):
     """Messages, and by column what they have: nothing else than this, and no user property that is an option."""
 
@@ -31,6 +51,8 @@ class MessageBatch(NamedTuple):
     """The user properties of each; None = nobody has any."""
     origins: Origin | Sequence[Origin]
     """Of all of them, or of each."""
+    shared: dict[Times, Columns] | None = None
+    """What the queues of a fan-out that keep messages have made of it, for those that come next."""
 
 
 def batch_of(messages: Sequence[Message], routing_key: str) -> MessageBatch:

@@ -52,7 +52,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     message: Message
     topic: str
-    """The topic to deliver on."""
+    """The topic to deliver on; empty = see :meth:`topic_in`: the queues of a fan-out have one and the same message."""
     routing_key: str
     enqueued_at: float
     expires_at: float
@@ -66,8 +66,12 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         """As :class:`assay.reference_broker.queues.jobs.store.Kept`."""
         message = self.message
         own = _describe(message.user_properties)
-        headers = _headers(message, self.topic, self.routing_key, self.lane) + own.headers
+        headers = _headers(message, self.topic or None, self.routing_key, self.lane) + own.headers
         return NewRecord(round(self.enqueued_at * 1_000), own.key_bytes, message.payload, headers)
+
+    def topic_in(self, queue: str) -> str:
+        """The topic to deliver on in its queue."""
+        return self.topic or topic_of(queue, self.routing_key)
 
 
 AT_ONCE_S = 0.001_5
@@ -123,7 +127,7 @@ class Head(NamedTuple):
     headers: Headers
     """Of records; none where logs keep messages."""
     topic: str
-    """To deliver on."""
+    """As of :class:`StoredMessage`; empty where logs keep messages that have all that they have in common."""
     routing_key: str
     size: int
     """Beside the payload, as in :func:`message_bytes`."""
@@ -192,7 +196,7 @@ class MessageCodec:
     def alike(self, origin: Origin, like: Message, lane: int, *, is_kept: bool = False) -> Head:
         """Of all messages that have what this one of their origin has. Remembered by origin if that is common."""
         routing_key = origin.routing_key
-        headers, topic = ((), self.topic(routing_key)) if is_kept else self._encode(like, routing_key, lane)
+        headers, topic = ((), "") if is_kept else self._encode(like, routing_key, lane)
         size = message_bytes(like) - len(like.payload)
         found = Head(headers, topic, routing_key, size, lane, beside_bytes(like, topic, routing_key))
         if origin.is_common:
@@ -291,8 +295,8 @@ def _describe(properties: tuple[tuple[str, str], ...]) -> Described:
     return Described(tuple(headers), size, key, key_bytes, PROPERTY_BYTES * len(properties))
 
 
-def _headers(message: Message, topic: str, routing_key: str, lane: int) -> Headers:
-    """Record headers, but for user properties. ``topic``: to deliver on."""
+def _headers(message: Message, topic: str | None, routing_key: str, lane: int) -> Headers:
+    """Record headers, but for user properties. ``topic``: to deliver on; None = that of its queue and its key."""
     headers = [(b"_topic", message.topic.encode())]
     if topic != message.topic:
         headers.append((b"_routing_key", routing_key.encode()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
@@ -355,7 +357,8 @@ class QueuePartition(SyncPoint):
         """A message behind one that stays has left: nobody gets it any more."""
         self.open_expiry().mark_gone(offset)
         if (cached := self.cached.get(offset)) is not None:
-            cached.expires_at = 0.0
+            # Other queues of a fan-out may have the very same one.
+            self.cached[offset] = msgspec.structs.replace(cached, expires_at=0.0)
 
     @property
     def kept_bytes(self) -> int:

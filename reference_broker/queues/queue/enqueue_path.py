@@ -18,7 +18,7 @@ from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
 from assay.reference_broker.queues.messages.lanes import NORMAL, lane_of_exact
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import Columns, MessageBatch, Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
 from assay.reference_broker.queues.messages.stored_message import (
@@ -412,50 +412,14 @@ class EnqueuePath(ABC):
         """See :meth:`QueueEngine.publish_batch`."""
         if self.checks is not None:
             return False
-        messages, payloads = batch.messages, batch.payloads
-        count = len(payloads)
-        sizes = list(map(len, payloads))
+        count, timestamp_ms = len(batch.payloads), int(now * 1000)
         described = None if batch.properties is None else list(map(self._codec.describe, batch.properties))
-        # Of each message, beside what all have; empty = none of any.
-        beside = [] if described is None else [each.beside_bytes for each in described]
-        beside_of_all = 0
-        if described is not None:
-            sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
-        origins = batch.origins
-        heads: Iterable[Head]
-        known = self._codec.known_origins
-        if isinstance(origins, Origin):
-            head = known.get(origins) or self._head(origins)
-            heads = repeat(head)
-            if head.size:
-                sizes = [size + head.size for size in sizes]
-            beside_of_all = head.beside_bytes
-        else:
-            heads = [known.get(origin) or self._head(origin) for origin in origins]
-            sizes = [size + head.size for size, head in zip(sizes, heads, strict=True)]
-            beside = [head.beside_bytes + size for head, size in zip(heads, beside or repeat(0, count), strict=True)]
-        if max(sizes) > self.config.max_message_bytes or not self._takes_batch(count):
+        expires_at = self._codec.expiry(timestamp_ms / 1000, 0.0)
+        largest, beside, beside_of_all, records, stored = self._columns(batch, described, timestamp_ms, expires_at)
+        if largest > self.config.max_message_bytes or not self._takes_batch(count):
             return False
-        timestamp_ms = int(now * 1000)
-        enqueued_at = timestamp_ms / 1000
-        expires_at = self._codec.expiry(enqueued_at, 0.0)
-        self._has_at_once |= expires_at - enqueued_at < AT_ONCE_S
+        self._has_at_once |= expires_at - timestamp_ms / 1000 < AT_ONCE_S
         self.limits.arm(expires_at)
-        records: list[NewRecord] = []
-        if described is None and not self._keeps_messages:
-            records = [
-                _new(NewRecord, (timestamp_ms, b"", payload, common))
-                for payload, (common, _, _, _, _, _) in zip(payloads, heads, strict=False)
-            ]
-        elif described is not None and not self._keeps_messages:
-            records = [
-                _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
-                for payload, (common, _, _, _, _, _), each in zip(payloads, heads, described, strict=False)
-            ]
-        stored = [
-            StoredMessage(message, topic, key, enqueued_at, expires_at, size, lane)
-            for message, (_, topic, key, _, lane, _), size in zip(messages, heads, sizes, strict=False)
-        ]
         tracing = self._agenda.tracing
         chosen = {} if tracing is None else sample_batch(tracing, batch, self.name, now)
         for index, positions in self._spread(described, count):
@@ -474,6 +438,53 @@ class EnqueuePath(ABC):
         self._room -= count
         self.contents.end_total += count
         return True
+
+    def _columns(
+        self, batch: MessageBatch, described: Sequence[Described] | None, timestamp_ms: int, expires_at: float
+    ) -> Columns:
+        """What it makes of messages; where logs keep these, and lanes are none, the next queue has the same."""
+        enqueued_at = timestamp_ms / 1000
+        shared = batch.shared if self._keeps_messages and not self._has_levels else None
+        if shared and (found := shared.get((enqueued_at, expires_at))) is not None:
+            return found
+        messages, payloads = batch.messages, batch.payloads
+        sizes = list(map(len, payloads))
+        beside = [] if described is None else [each.beside_bytes for each in described]
+        beside_of_all = 0
+        if described is not None:
+            sizes = [each.size + size for each, size in zip(described, sizes, strict=True)]
+        origins = batch.origins
+        heads: Iterable[Head]
+        known = self._codec.known_origins
+        if isinstance(origins, Origin):
+            head = known.get(origins) or self._head(origins)
+            heads = repeat(head)
+            if head.size:
+                sizes = [size + head.size for size in sizes]
+            beside_of_all = head.beside_bytes
+        else:
+            heads = [known.get(origin) or self._head(origin) for origin in origins]
+            sizes = [size + head.size for size, head in zip(sizes, heads, strict=True)]
+            beside = [head.beside_bytes + size for head, size in zip(heads, beside or repeat(0), strict=False)]
+        records: list[NewRecord] = []
+        if described is None and not self._keeps_messages:
+            records = [
+                _new(NewRecord, (timestamp_ms, b"", payload, common))
+                for payload, (common, _, _, _, _, _) in zip(payloads, heads, strict=False)
+            ]
+        elif described is not None and not self._keeps_messages:
+            records = [
+                _new(NewRecord, (timestamp_ms, each.key_bytes, payload, common + each.headers))
+                for payload, (common, _, _, _, _, _), each in zip(payloads, heads, described, strict=False)
+            ]
+        stored = [
+            StoredMessage(message, topic, key, enqueued_at, expires_at, size, lane)
+            for message, (_, topic, key, _, lane, _), size in zip(messages, heads, sizes, strict=False)
+        ]
+        made = Columns(max(sizes), beside, beside_of_all, records, stored)
+        if shared is not None:
+            shared[enqueued_at, expires_at] = made
+        return made
 
     def _head(self, origin: Origin) -> Head:
         like, routing_key = origin.like, origin.routing_key
