@@ -399,7 +399,7 @@ class Consuming:
                         break
                     properties = properties_of(message, connection.broker.now)
                     section = header_of(0, properties, connection.frame_max_bytes)[SECTION_AT:]
-                exchange, key = _way_of(consumer, message, each.topic or each.topic_in(run.queue))
+                exchange, key = _way_of(consumer, message, each.topic)
                 length = len(section)
                 way = ways.get((consumer_tag, exchange, key, length))
                 pack, before, names, rest = way or self.find_way(consumer, exchange, key, length)
@@ -662,7 +662,7 @@ def _is_of_amqp(message: Message) -> bool:
 
 
 def _way_of(consumer: AmqpConsumer, message: Message, topic: str) -> tuple[str, str]:
-    """Exchange and routing key of a delivery; ``topic``: the engine's."""
+    """Exchange and routing key of a delivery; ``topic``: the engine's, which only what came over AMQP may lack."""
     kept = message.properties
     if kept is not None and kept.exchange is not None:
         return kept.exchange, kept.routing_key or ""
