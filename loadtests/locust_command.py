@@ -71,7 +71,7 @@ def run_locust(
     measured. Ctrl-C ends Locust, then this.
     """
     if find_spec("locust") is None:
-        console.print("[red]error:[/] Locust is not installed: pip install 'assay-mq[load]'", highlight=False)
+        console.print(r"[red]error:[/] Locust is not installed: pip install 'assay-mq\[load]'", highlight=False)
         return ExitStatus.USAGE
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("result.json", LATENCIES_FILE, SAMPLES_FILE):

@@ -54,6 +54,9 @@ def show(console: Console, result: RunResult) -> None:
     console.print(_checks([check for check in result.checks if check.verdict is not Verdict.PASS or check.value]))
     for finding in result.findings:
         shown = ", ".join(finding.values[:5])
-        console.print(f"[bold]{finding.severity}[/] {finding.checker}: {finding.message} ({shown})", highlight=False)
+        console.print(
+            f"[bold]{finding.severity}[/] {finding.checker}: {escape(finding.message)} ({escape(shown)})",
+            highlight=False,
+        )
     colour = COLOURS[result.verdict]
-    console.print(f"[{colour}]{result.verdict}[/] {result.summary}", highlight=False)
+    console.print(f"[{colour}]{result.verdict}[/] {escape(result.summary)}", highlight=False)

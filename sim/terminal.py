@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.markup import escape
 
 from assay.conformance.mutants import UnknownMutantError
 from assay.faults.scenario import ScenarioError
@@ -42,10 +43,10 @@ def errors_explained() -> Iterator[None]:
     try:
         yield
     except (ScenarioError, ConfigError, UnknownMutantError, ValueError) as error:
-        errors.print(f"[red]error:[/red] {error}", highlight=False)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(USAGE) from error
     except (WorldError, NondeterminismError, OSError) as error:
-        errors.print(f"[red]the simulation failed:[/red] {error}", highlight=False)
+        errors.print(f"[red]the simulation failed:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(HARNESS) from error
 
 
@@ -60,11 +61,13 @@ def command_line(verb: str, scenario: str, *more: str, mutants: Sequence[str] = 
 def print_result(result: RunResult, out: Path | None) -> None:
     """The verdict of one run, what was found, and how to know it again."""
     colour = {Verdict.PASS: "green", Verdict.FAIL: "red"}.get(result.verdict, "yellow")
-    console.print(f"[{colour} bold]{result.verdict.value}[/] {result.summary}", highlight=False)
+    console.print(f"[{colour} bold]{result.verdict.value}[/] {escape(result.summary)}", highlight=False)
     for finding in result.findings:
         names = ", ".join(finding.values[:5])
         console.print(
-            f"  {finding.severity.value} {finding.anomaly} {finding.message} {names}".rstrip(), highlight=False
+            f"  {finding.severity.value} {finding.anomaly} {finding.message} {names}".rstrip(),
+            highlight=False,
+            markup=False,
         )
     for check in result.checks:
         console.print(f"  {check.verdict.value} {check.name} = {check.value} (target {check.relation} {check.bound})")

@@ -26,7 +26,7 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow
 
 
 def _stop(console: Console, error: Exception, status: ExitStatus) -> typer.Exit:
-    console.print(f"[red]error:[/] {error}", highlight=False, markup=True)
+    console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, markup=True)
     return typer.Exit(status)
 
 
@@ -59,10 +59,10 @@ def _show(console: Console, result: RunResult) -> None:
     for finding in result.findings[:20]:
         colour = "red" if finding.severity is Severity.SAFETY else "yellow"
         values = ", ".join(finding.values[:5])
-        console.print(f"[{colour}]{finding.anomaly}[/] {finding.message}: {values}", highlight=False)
+        console.print(f"[{colour}]{finding.anomaly}[/] {escape(finding.message)}: {escape(values)}", highlight=False)
     if len(result.findings) > 20:
         console.print(f"... and {len(result.findings) - 20} more findings")
-    console.print(f"[{_COLOURS[result.verdict]}]{result.verdict.upper()}[/] {result.summary}", highlight=False)
+    console.print(f"[{_COLOURS[result.verdict]}]{result.verdict.upper()}[/] {escape(result.summary)}", highlight=False)
 
 
 @app.command("analyse")

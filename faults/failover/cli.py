@@ -130,5 +130,5 @@ def failover(
     told = result(broker.value, version, found, seed=seed, duration_s=time.monotonic() - begun)
     for each in found:
         console.print(f"{each.fault}: " + " ".join(f"{gap_s:.2f}" for gap_s in sorted(each.gaps_s)), highlight=False)
-    console.print(f"{told.summary}; wrote {write_result(out, told)}", highlight=False)
+    console.print(f"{escape(told.summary)}; wrote {write_result(out, told)}", highlight=False)
     raise typer.Exit(0 if told.verdict is Verdict.PASS else 1)

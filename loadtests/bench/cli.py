@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TimeElapsedColumn
 
 from assay.conformance.targets import ProbeError, TargetError, TargetStartError
@@ -60,7 +61,7 @@ def _compare(
     try:
         brokers = peers(names, known)
     except TargetError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
+        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(ExitStatus.USAGE) from error
     if _report(console, _run(console, brokers, plan), out, name).verdict is Verdict.FAIL:
         raise typer.Exit(ExitStatus.FAIL)
@@ -71,24 +72,24 @@ def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
         try:
             return run_bench(brokers, plan, progress=status.update)
         except (TargetStartError, ProbeError) as error:
-            console.print(f"[red]error:[/] {error}", highlight=False)
+            console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
             raise typer.Exit(ExitStatus.UNREACHABLE) from error
         except BenchError as error:
-            console.print(f"[red]error:[/] {error}: the figures of this run are void", highlight=False)
+            console.print(f"[red]error:[/] {escape(str(error))}: the figures of this run are void", highlight=False)
             raise typer.Exit(ExitStatus.HARNESS) from error
 
 
 def _report(console: Console, bench: BenchRun, folder: Path | None, name: str) -> RunResult:
     console.print(table(bench))
     for name, reason in bench.skipped.items():
-        console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
+        console.print(f"[yellow]skipped[/] {name}: {escape(reason)}", highlight=False)
     for note in notes(bench):
         console.print(f"[yellow]missing[/] {note}", highlight=False)
     found = result(bench, name=name, command=shlex.join(["assay", *sys.argv[1:]]))
     for check in found.checks:
         if check.verdict is not Verdict.PASS:
             console.print(f"{MARKS[check.verdict]} {check.name}: {check.value:,.2f} {check.unit}", highlight=False)
-    console.print(f"{found.summary}, in {bench.duration_s:.0f} s", highlight=False)
+    console.print(f"{escape(found.summary)}, in {bench.duration_s:.0f} s", highlight=False)
     if folder is not None:
         console.print(f"wrote {write_result(folder, found)}", highlight=False)
     return found
@@ -313,7 +314,7 @@ def sim(
     console.print(lines_table(run, f"The simulator on {jobs} processors"))
     command = shlex.join(["assay", *sys.argv[1:]])
     found = lines_result(run, name="bench sim", target="simulator", command=command, judge=not quick)
-    console.print(found.summary, highlight=False)
+    console.print(escape(found.summary), highlight=False)
     if out is not None:
         console.print(f"wrote {write_result(out, found)}", highlight=False)
     if found.verdict is Verdict.FAIL:
@@ -360,10 +361,10 @@ def _measure_storage(plan: StoragePlan, directory: Path) -> StorageRun:
                 plan, directory, lambda text, share: bar.update(task, description=text, completed=share)
             )
         except OSError as error:
-            console.print(f"[red]error:[/] {error}", highlight=False)
+            console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
             raise typer.Exit(ExitStatus.USAGE) from error
         except (QueuedMessagesError, LogNoteError) as error:
-            console.print(f"[red]error:[/] {error}: the figures of this run are void", highlight=False)
+            console.print(f"[red]error:[/] {escape(str(error))}: the figures of this run are void", highlight=False)
             raise typer.Exit(ExitStatus.HARNESS) from error
 
 

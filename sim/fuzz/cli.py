@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from assay.reference_broker.trace.terminal import WholeConsole
@@ -94,7 +95,7 @@ def _fuzz(protocol: str, packets: int, seed: int | None, replay: Path | None, ou
     _print(outcome)
     if outcome.failure is None:
         raise typer.Exit(PASSED)
-    console.print(f"[red bold]found[/] {outcome.failure}", highlight=False, soft_wrap=True)
+    console.print(f"[red bold]found[/] {escape(str(outcome.failure))}", highlight=False, soft_wrap=True)
     if outcome.replay is not None:
         path = out / f"replay-{used_seed}.json"
         save_replay(path, outcome.replay)
@@ -110,7 +111,7 @@ def _repeat(path: Path) -> None:
     try:
         replay = load_replay(path)
     except (ReplayError, OSError) as error:
-        errors.print(f"[red]error:[/red] {error}", highlight=False)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(USAGE) from error
     known = SETUPS | AMQP_SETUPS
     if replay.setup not in known:
@@ -118,9 +119,11 @@ def _repeat(path: Path) -> None:
         raise typer.Exit(USAGE)
     failure = repeat(replay)
     if failure is None:
-        console.print(f"[green]{len(replay.actions)} actions, nothing found[/]; it was written for: {replay.failure}")
+        console.print(
+            f"[green]{len(replay.actions)} actions, nothing found[/]; it was written for: {escape(replay.failure)}"
+        )
         raise typer.Exit(PASSED)
-    console.print(f"[red bold]found[/] {failure}", highlight=False, soft_wrap=True)
+    console.print(f"[red bold]found[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
     raise typer.Exit(FOUND)
 
 

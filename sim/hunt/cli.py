@@ -9,6 +9,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from assay.faults.scenario import Scenario, find_scenario
@@ -241,7 +242,7 @@ def _with_progress(name: str, seeds: int, call: Callable[[Callable[[SeedOutcome]
             progress.advance(task)
             if new := [each for each in outcome.classes if each not in shown]:
                 shown.update(new)
-                progress.console.print(f"seed {outcome.seed}: {outcome.verdict.value}: {outcome.message}")
+                progress.console.print(f"seed {outcome.seed}: {outcome.verdict.value}: {escape(outcome.message)}")
 
         return call(show)
 
@@ -251,7 +252,7 @@ def _print_exploration(found: Exploration, out: Path) -> None:
     groups = found.groups()
     for number, group in enumerate(groups[:_MOST_GROUPS], start=1):
         again = command_line("replay", str(record_path(out, number)))
-        console.print(f"  {told(group)}\n    [bold]{again}[/bold]", highlight=False)
+        console.print(f"  {escape(told(group))}\n    [bold]{again}[/bold]", highlight=False)
     if len(groups) > _MOST_GROUPS:
         console.print(f"  and {len(groups) - _MOST_GROUPS} classes more in {out}", highlight=False)
 

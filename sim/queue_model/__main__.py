@@ -6,6 +6,7 @@ import secrets
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from assay.reference_broker.trace.terminal import WholeConsole
@@ -31,19 +32,27 @@ def main(
     """
     used_seed = secrets.randbits(32) if seed is None else seed
     console.print(f"seed {used_seed}", highlight=False)
+    told = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("examples", total=examples)
 
         def show(so_far: Campaign) -> None:
+            nonlocal told
+            # At once: a campaign may be stopped before its end.
+            for chunk in so_far.failures[told:]:
+                console.print(
+                    f"[red bold]found[/] with seed {chunk.seed}:\n{escape(chunk.failure)}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            told = len(so_far.failures)
             text = f"{so_far.steps} steps, {len(so_far.failures)} failures"
             progress.update(task, completed=so_far.examples, description=text)
 
         total = campaign(
             examples, seed=used_seed, workers=workers, steps=steps, mutants=tuple(mutant or ()), on_chunk=show
         )
-    for chunk in total.failures:
-        console.print(f"[red bold]found[/] with seed {chunk.seed}:\n{chunk.failure}", highlight=False, soft_wrap=True)
     rules = ", ".join(f"{rule} {count}" for rule, count in total.covered.most_common())
     ends = ", ".join(f"{end} {count}" for end, count in total.ends.most_common())
     console.print(
