@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
-from assay.reference_broker.amqp091 import consumer_arguments, service
+from assay.reference_broker.amqp091 import consumer_arguments, service, stream_commits
 from assay.reference_broker.amqp091.consuming import Consuming
 from assay.reference_broker.amqp091.direct_replies import DirectReplies
 from assay.reference_broker.queues.queue.queue import DurableQueue
@@ -87,6 +87,22 @@ _REWRITES: dict[str, Row] = {
         "get",
         "if use.arguments.is_stream:",
         "if False:",
+    ),
+    "amqp-commits-of-streams-lost": (
+        "the commit of a reader of a stream is confirmed and goes nowhere",
+        stream_commits,
+        "commit",
+        """connection.broker.engine.groups.commit(
+        name, group.value, 0, offset.value, consumer_id=consumer.client_id, now=now, on_done=on_done
+    )""",
+        "on_done(None)",
+    ),
+    "amqp-commits-of-streams-of-any-group": (
+        "the group of a commit of a stream may be of any type",
+        stream_commits,
+        "commit",
+        "group.kind is not Kind.TEXT or ",
+        "",
     ),
 }
 

@@ -15,6 +15,7 @@ from assay.conformance.wire.amqp091 import (
     PROTOCOL_HEADER,
     Method,
     encode_method,
+    encode_table,
 )
 
 _WANTED = ("product", "version", "platform", "copyright", "information", "host")
@@ -223,6 +224,7 @@ def _refused(ctx: AmqpContext) -> bytes:
 @amqp_case(
     "connection/bad-credentials-end-it",
     mutant="amqp-any-password",
+    kills=("amqp-tables-of-credentials-refused",),
     clauses=("sec.2.2.4.pre-open-error",),
     requires=("refused_username",),
     limit_s=10.0,
@@ -230,13 +232,29 @@ def _refused(ctx: AmqpContext) -> bytes:
 async def bad_credentials(ctx: AmqpContext) -> None:
     """A wrong password ends the connection, and no Tune comes.
 
-    The client does not announce that it wants to be told why.
+    The client does not announce that it wants to be told why. Where AMQPLAIN is offered, it is refused by it as well,
+    and the right password opens the connection.
     """
     connection = await ctx.open_socket()
     await connection.start()
     connection.start_ok(response=_refused(ctx), client_capabilities={})
     event = await connection.zero.receive("the end of the connection")
     ctx.allow("sec.2.2.4.pre-open-error", outcome_of(event))
+    if "AMQPLAIN" not in connection.mechanisms:
+        return
+    _, username, password = plain(ctx.endpoint).decode().split("\0")
+    for name, secret in ((username, password), (str(ctx.capabilities["refused_username"]), "wrong")):
+        connection = await ctx.open_socket()
+        await connection.start()
+        response = encode_table({"LOGIN": name, "PASSWORD": secret})[4:]
+        connection.start_ok(mechanism="AMQPLAIN", response=response, client_capabilities={})
+        if secret == password:
+            with ctx.own_point():
+                await connection.tuned()
+                await connection.zero.call("connection.open", virtual_host="/")
+        else:
+            event = await connection.zero.receive("the end of the connection")
+            ctx.allow("sec.2.2.4.pre-open-error", outcome_of(event))
 
 
 @amqp_case(

@@ -213,3 +213,72 @@ async def at_a_time(ctx: AmqpContext) -> None:
         seen = [event.body for event in await reader.delivered_until(b"behind")]
         ctx.must(b"new" in seen, f"{name}: expected the newer message; seen {seen}")
         ctx.should(b"0" not in seen, f"{name}: the older message comes as well")
+
+
+async def _group_reader(channel: Channel, stream: str) -> Channel:
+    """A channel that reads for the group ``g``, which goes on where it commits."""
+    reader = await channel.connection.channel()
+    await reader.call("basic.qos", prefetch_count=100)
+    arguments = {"x-consumer-group": "g", "x-auto-commit": False, "x-stream-offset": "first"}
+    await reader.consume(stream, arguments=arguments)
+    return reader
+
+
+def _says(group: Any, offset: Any) -> dict[str, Any]:
+    headers = {name: value for name, value in (("x-group-id", group), ("x-offset", offset)) if value is not None}
+    return {"headers": headers} if headers else {}
+
+
+@amqp_case(
+    "streams/a-group-goes-on-where-it-commits",
+    mutant="amqp-commits-of-streams-lost",
+    kills=("amqp-commits-of-streams-of-any-group",),
+    clauses=("fluxmq.stream.commit",),
+    limit_s=_LIMIT_S,
+)
+async def commits(ctx: AmqpContext) -> None:
+    """A group that commits by itself goes on at the offset that it committed, whatever it has acknowledged.
+
+    Of five messages all are acknowledged, and three committed: the last two come again, to a consumer that comes next.
+    A commit without its headers, of another type, by who does not consume, of another group or of what is no stream is
+    refused, and so is one beyond what was delivered; that of a stream that is not there likewise.
+    """
+    channel, stream, events = await _filled(ctx, 5)
+    offsets = [_offset(ctx, event) for event in events]
+    reader = await _group_reader(channel, stream)
+    seen = [await reader.delivery(str(number).encode()) for number in range(5)]
+    reader.ack(seen[-1], multiple=True)
+    await reader.confirms()
+    where = f"$queue/{stream}/$commit"
+    reader.publish("", where, mandatory=True, properties=_says("g", offsets[3]))
+    if (event := await reader.expect("basic.return", "basic.ack", "basic.nack")).name == "basic.return":
+        ctx.unsupported("a commit is a message that nobody takes")
+    ctx.must(event.name == "basic.ack", f"expected the commit to be confirmed; seen {event.name}")
+    other = await channel.queue()
+    for what, key, properties in (
+        ("nothing", where, {}),
+        ("no offset", where, _says("g", None)),
+        ("no group", where, _says(None, offsets[4])),
+        ("a group that is a number", where, _says(1, offsets[4])),
+        ("an offset that is a text", where, _says("g", str(offsets[4]))),
+        ("another group", where, _says("h", offsets[4])),
+        ("a queue", f"$queue/{other}/$commit", _says("g", 0)),
+        ("no stream", f"$queue/{stream}.none/$commit", _says("g", 0)),
+        ("what was not delivered", where, _says("g", offsets[4] + 2)),
+        ("what is committed", where, _says("g", offsets[1])),
+    ):
+        asking = await channel.connection.channel()
+        if what in ("what was not delivered", "what is committed"):
+            asking = reader
+        asking.publish("", key, properties=properties)
+        outcome = await asking.outcome_of("basic.ack")
+        ctx.allow("fluxmq.stream.commit", outcome, what=what)
+        if asking is reader:
+            reader = await _group_reader(channel, stream)
+            await ctx.all_of(reader, {b"3", b"4"}, ())
+    idle = await channel.connection.channel()
+    idle.publish("", where, properties=_says("g", offsets[4]))
+    ctx.allow("fluxmq.stream.commit", await idle.outcome_of("basic.ack"), what="who does not consume")
+    channel.connection.close()
+    last = await _group_reader(await ctx.channel(), stream)
+    await ctx.all_of(last, {b"3", b"4"}, ())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from assay.conformance.connection import Connection
 from assay.conformance.http.context import API, QUEUES, TOPICS, HttpContext, http_case, payloads
-from assay.conformance.wire import Properties
+from assay.conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscription
 
 
 @http_case(
@@ -220,6 +223,97 @@ async def figures(ctx: HttpContext) -> None:
     ctx.must(cluster.at("node_id") in nodes, f"expected this node among the nodes; seen {cluster}")
     for path in ("/reliability/stats", "/version"):
         ctx.status(await ctx.me.get(API + path), 200)
+
+
+class _Figures(NamedTuple):
+    """What went by so far."""
+
+    read: int
+    """Bytes of MQTT that came, less those that this case sent."""
+    messages: int
+    payloads: int
+    sent: int
+    """Bytes of payloads that came, and that went."""
+    more: int
+    """What telling of them may have added to those that went."""
+
+
+async def _told(ctx: HttpContext, name: str) -> _Figures:
+    """As topics below $SYS tell them somebody who asks for each alone."""
+    watcher = await ctx.connect(version=5, name=name)
+    found = []
+    for figure in ("bytes/received", "publish/messages/received", "publish/bytes/received", "publish/bytes/sent"):
+        topic = f"$SYS/broker/{figure}"
+        await watcher.subscribe(topic)
+        if not found:
+            written = sum(len(line.hex) // 2 for line in ctx.transcript.lines if line.direction == "send")
+        value = (await watcher.expect_publish(topic)).payload
+        ctx.must(value.isdigit(), f"{name}: expected a number on {topic}; seen {value!r}")
+        found.append(value)
+    await watcher.disconnect()
+    read, messages, payloads, sent = map(int, found)
+    return _Figures(read - written, messages, payloads, sent, sum(map(len, found)))
+
+
+async def _burst(publisher: Connection, topic: str, qos: int, bodies: list[bytes]) -> None:
+    """All at once, each acknowledged to the end."""
+    ids = [publisher.next_packet_id() if qos else 0 for _ in bodies]
+    publisher.send(
+        *(Publish(topic=topic, payload=body, qos=qos, packet_id=id_) for id_, body in zip(ids, bodies, strict=True))
+    )
+    for _ in ids if qos == 1 else ():
+        await publisher.expect(Puback)
+    if qos == 2:
+        for _ in ids:
+            await publisher.expect(Pubrec)
+        publisher.send(*(Pubrel(packet_id=id_) for id_ in ids))
+        for _ in ids:
+            await publisher.expect(Pubcomp)
+    if not qos:
+        await publisher.barrier()
+
+
+@http_case(
+    "administration/what-goes-by-is-counted",
+    QUEUES,
+    clauses=("H-ADMIN-10", "H-ADMIN-15"),
+    requires=("mqtt5", "mqtt311"),
+    settings={"sys": {"interval_s": 3_600}},
+    mutant="figures-of-lowered-bursts-without-payloads",
+    kills=("figures-of-lowered-bursts-with-less", "figures-of-bursts-that-nobody-gets"),
+    limit_s=20.0,
+)
+async def counted(ctx: HttpContext) -> None:
+    """Each message and each byte of a payload counts once, received or sent, however it is published and delivered.
+
+    In both versions, at each QoS, to a subscriber of each QoS and to nobody; one alone, and three together, of other
+    lengths. What ``$SYS`` tells before and behind that differs by so much, and by what telling it took.
+    """
+    before = await _told(ctx, "watcher before")
+    messages = received = sent = 0
+    bodies = [b"." * (3 * number + 1) for number in range(3)]
+    for version in (4, 5):
+        publisher = await ctx.connect(version=version, name=f"publisher of {version}")
+        for granted in (0, 1, 2, None):
+            topic = ctx.topic(f"{version}/{granted}")
+            reader = await ctx.connect(version=version, name=f"reader of {version} at {granted}")
+            if granted is not None:
+                await reader.subscribe(Subscription(filter=topic, qos=granted))
+            for qos in (0, 1, 2):
+                for some in (bodies, bodies[-1:]) if granted == 1 else (bodies,):
+                    await _burst(publisher, topic, qos, some)
+                    messages += len(some)
+                    received += sum(map(len, some))
+                    if granted is not None:
+                        for body in some:
+                            await reader.expect_publish(topic, body)
+                        sent += sum(map(len, some))
+    after = await _told(ctx, "watcher behind")
+    ctx.same("bytes received that nobody sent", after.read, before.read)
+    ctx.same("messages received", after.messages - before.messages, messages)
+    ctx.same("bytes of payloads received", after.payloads - before.payloads, received)
+    told = after.sent - before.sent - sent
+    ctx.must(0 <= told <= before.more + after.more, f"expected {sent} bytes of payloads to be sent; seen {told} more")
 
 
 @http_case("administration/a-topic-is-scaled", TOPICS, clauses=("H-ADMIN-12",), mutant="http-scaling-is-told-only")

@@ -35,6 +35,33 @@ COMPATIBILITY = (
     ("a bound more", BOUNDED, False, True),
 )
 """What follows :data:`BASE`: may it read what BASE allows (BACKWARD), and may BASE read what it allows (FORWARD)?"""
+_DRAFT = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+_INTEGER, _ARRAY, _TEXT, _OPEN = {"type": "integer"}, {"type": "array"}, {"type": "string"}, {"type": "object"}
+_ONE = {"contains": _INTEGER}
+WIDENED: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (_ARRAY | {"contains": {"const": 1}}, _ARRAY | _ONE),
+    (_ARRAY | _ONE | {"minContains": 2}, _ARRAY | _ONE),
+    (_ARRAY | _ONE | {"maxContains": 2}, _ARRAY | _ONE),
+    (_ARRAY | {"items": _INTEGER}, _ARRAY | {"items": {"type": "number"}}),
+    (_ARRAY | {"prefixItems": [_INTEGER]}, _ARRAY | {"prefixItems": [{"type": "number"}]}),
+    (_ARRAY | {"uniqueItems": True}, _ARRAY),
+    (_ARRAY | {"minItems": 2, "maxItems": 4}, _ARRAY | {"minItems": 1, "maxItems": 5}),
+    ({"$ref": "#/$defs/a", "$defs": {"a": _INTEGER}}, {"type": "number"}),
+    ({"allOf": [_INTEGER, {"minimum": 0}]}, _INTEGER),
+    (_INTEGER, {"anyOf": [_INTEGER, _TEXT]}),
+    (_INTEGER | {"not": {"const": 1}}, _INTEGER),
+    (_INTEGER | {"multipleOf": 4}, _INTEGER | {"multipleOf": 2}),
+    (_INTEGER | {"exclusiveMinimum": 5, "maximum": 9}, _INTEGER | {"exclusiveMinimum": 4, "exclusiveMaximum": 11}),
+    ({"enum": [1, 2]}, {"enum": [1, 2, 3]}),
+    ({"const": 1}, {"enum": [1, 2]}),
+    (_TEXT | {"minLength": 2, "maxLength": 4}, _TEXT | {"minLength": 1, "maxLength": 5}),
+    (_TEXT | {"pattern": "^a"}, _TEXT),
+    (_OPEN | {"minProperties": 2, "maxProperties": 4}, _OPEN | {"minProperties": 1, "maxProperties": 5}),
+    (_OPEN | {"propertyNames": {"maxLength": 4}}, _OPEN | {"propertyNames": {"maxLength": 5}}),
+    (_OPEN | {"dependentRequired": {"a": ["b"]}}, _OPEN),
+    (_OPEN | {"patternProperties": {"^a": _INTEGER}}, _OPEN | {"patternProperties": {"^a": {"type": "number"}}}),
+)
+"""Pairs of schemas: the second allows all that the first one does, and more."""
 
 
 async def _register(ctx: HttpContext, subject: str, schema: Any, **more: Any) -> Answer:
@@ -103,13 +130,19 @@ async def register(ctx: HttpContext) -> None:
     SCHEMAS,
     clauses=("H-SCHEMA-3", "H-SCHEMA-4"),
     mutant="http-compatibility-unchecked",
-    kills=("http-compatibility-backwards", "http-nothing-follows"),
-    limit_s=10.0,
+    kills=(
+        "http-compatibility-backwards",
+        "http-nothing-follows",
+        "schemas-as-many-elements-are-too-few",
+        "schemas-references-not-followed",
+    ),
+    limit_s=20.0,
 )
 async def compatibility(ctx: HttpContext) -> None:
     """Each level lets pass what it is for and nothing else: a table of changes, asked for and registered.
 
-    Both say the same: the comparison, and the registration, which is refused with 409.
+    Both say the same: the comparison, and the registration, which is refused with 409. Of each keyword that judges
+    values, what allows more may follow by BACKWARD, and not by FORWARD.
     """
     for level, backward, forward in (
         ("BACKWARD", True, False),
@@ -131,6 +164,14 @@ async def compatibility(ctx: HttpContext) -> None:
                 ctx.status(answer, 200)
             else:
                 _known(ctx, answer, 409, 409)
+    for narrow, wide in WIDENED:
+        subject = ctx.name("s")
+        ctx.status(await _register(ctx, subject, _DRAFT | narrow), 200)
+        for level, allowed in (("BACKWARD", True), ("FORWARD", False)):
+            ctx.status(await ctx.me.put(f"/config/{subject}", {"compatibility": level}), 200)
+            asked = {"schemaType": "JSON", "schema": json.dumps(_DRAFT | wide)}
+            told = await ctx.me.post(f"/compatibility/subjects/{subject}/versions/latest", asked)
+            ctx.same(f"{level}: whether {wide} may follow {narrow}", told.at("is_compatible"), allowed)
 
 
 @http_case(

@@ -1,0 +1,36 @@
+"""Bugs of the comparison of schemas, and of how clients of AMQP log in."""
+
+from __future__ import annotations
+
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.amqp091 import register_rewrites
+from assay.reference_broker.amqp091 import login
+from assay.reference_broker.schemas import compatibility
+
+register_rewrites(
+    {
+        "amqp-tables-of-credentials-refused": (
+            "AMQPLAIN is offered and lets nobody in",
+            login,
+            "read_amqplain",
+            "return Credentials(named[0].decode(), named[1])",
+            "return Credentials(repr(named[0]), named[1])",
+        ),
+        "schemas-references-not-followed": (
+            "what a reference leads to does not count as said",
+            compatibility._Comparison,
+            "_flatten",
+            "waiting.append(target)",
+            "pass",
+        ),
+    }
+)
+
+
+@mutant("schemas-as-many-elements-are-too-few", "a schema that asks for as many elements as another is not said to fit")
+def as_many_are_too_few(patch: Patch) -> None:
+    before = compatibility._check_contains
+    patch.rewrite(compatibility, "_check_contains", "own_least >= least", "own_least > least")
+    after = compatibility._check_contains
+    rules = tuple(rule._replace(check=after) if rule.check is before else rule for rule in compatibility.RULES)
+    patch.replace(compatibility, "RULES", rules)
