@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.mutants.amqp091 import Row, register_rewrites
+from assay.reference_broker.amqp091.connection import AmqpConnection
 from assay.reference_broker.core.hooks import Hooks
 from assay.reference_broker.mqtt.connections import asking
 from assay.reference_broker.mqtt.connections.inbound import Inbound
@@ -64,6 +65,13 @@ _REWRITES: dict[str, Row] = {
         "_forward",
         "traffic.payload_bytes_received += payload_bytes",
         "traffic.payload_bytes_received += payload_bytes * len(targets)",
+    ),
+    "figures-of-what-amqp-began-without-it": (
+        "what has begun to come over AMQP does not count",
+        AmqpConnection,
+        "receive",
+        "self._count_partial(now)",
+        "pass",
     ),
     "traces-of-bursts-begin-anew": (
         "which messages of a burst are traced depends on none before it",

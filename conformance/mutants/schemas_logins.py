@@ -1,10 +1,11 @@
-"""Bugs of the comparison of schemas, and of how clients of AMQP log in."""
+"""Bugs of the comparison of schemas, of how clients of AMQP log in, and of what they deleted."""
 
 from __future__ import annotations
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import register_rewrites
 from assay.reference_broker.amqp091 import login
+from assay.reference_broker.amqp091.topology.records import Journal
 from assay.reference_broker.schemas import compatibility
 
 register_rewrites(
@@ -15,6 +16,13 @@ register_rewrites(
             "read_amqplain",
             "return Credentials(named[0].decode(), named[1])",
             "return Credentials(repr(named[0]), named[1])",
+        ),
+        "amqp-bindings-of-deleted-queues-come-back": (
+            "what goes with a queue is not deleted in the log",
+            Journal,
+            "delete",
+            "self._held[key] = self._holder",
+            "pass",
         ),
         "schemas-references-not-followed": (
             "what a reference leads to does not count as said",

@@ -28,7 +28,7 @@ _PROPERTIES: Mapping[str, Any] = {
 @amqp_case(
     "restart/durable-queues-and-bindings",
     mutant="amqp-bindings-not-durable",
-    kills=("amqp-nothing-durable",),
+    kills=("amqp-nothing-durable", "amqp-bindings-of-deleted-queues-come-back"),
     clauses=("queue.declare.durable.persistence", "queue.bind.durable-exchange", "exchange.declare.durable.support"),
     requires=_NEEDS,
     together=True,
@@ -37,12 +37,16 @@ _PROPERTIES: Mapping[str, Any] = {
 async def definitions(ctx: AmqpContext) -> None:
     """Durable queues, durable exchanges and the bindings between them are there again.
 
-    A message by the exchange reaches the queue after the restart; what had been unbound and deleted stays away.
+    A message by the exchange reaches the queue after the restart; what had been unbound and deleted stays away, and so
+    does the binding of a queue that was deleted, and declared anew without it.
     """
     channel = await ctx.channel()
-    queue, gone = await channel.queue(shared=True), await channel.queue(shared=True)
+    queue, gone, anew = [await channel.queue(shared=True) for _ in range(3)]
     exchange = await channel.exchange("topic", durable=True)
     await channel.bind(queue, exchange, "kept.#")
+    await channel.bind(anew, exchange, "kept.#")
+    await channel.call("queue.delete", queue=anew)
+    await channel.call("queue.declare", queue=anew, durable=True)
     await channel.bind(queue, exchange, "undone.#")
     await channel.call("queue.unbind", queue=queue, exchange=exchange, routing_key="undone.#")
     await channel.call("queue.delete", queue=gone)
@@ -55,6 +59,7 @@ async def definitions(ctx: AmqpContext) -> None:
         channel.publish(exchange, "kept.x", b"kept")
         event = await channel.get_soon(queue)
     ctx.must(event.body == b"kept", f"expected the binding that was kept alone; seen {event.body!r}")
+    ctx.must(await channel.get(anew) is None, f"expected no binding of {anew}, which was deleted; seen a message")
     outcome = await channel.outcome("queue.declare", queue=gone, passive=True)
     ctx.must(outcome == "channel 404", f"expected a deleted queue to stay away; seen {outcome}")
 

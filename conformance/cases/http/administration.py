@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
+from assay.conformance.arrival import soon
 from assay.conformance.connection import Connection
 from assay.conformance.http.context import API, QUEUES, TOPICS, HttpContext, http_case, payloads
-from assay.conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscription
+from assay.conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscription, encode
+from assay.conformance.wire.amqp091 import PROTOCOL_HEADER, Method, encode_content, encode_method
 
 
 @http_case(
@@ -273,6 +276,34 @@ async def _burst(publisher: Connection, topic: str, qos: int, bodies: list[bytes
         await publisher.barrier()
 
 
+async def _begun(ctx: HttpContext, watcher: Connection, wanted: int) -> None:
+    """So many bytes of packets that have begun to come are soon told."""
+    topic, ask_again = "$SYS/broker/partial packets/bytes", soon(ctx)
+    while True:
+        await watcher.subscribe(topic)
+        seen = int((await watcher.expect_publish(topic)).payload)
+        if seen == wanted:
+            return
+        ctx.must(await ask_again(), f"expected {wanted} bytes to have begun to come; seen {seen}")
+
+
+async def _begin_over_amqp(ctx: HttpContext) -> tuple[asyncio.StreamWriter, int]:
+    """A connection of AMQP whose message is there but for its end; how much has come of its body, and of a frame."""
+    _, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
+    writer.write(PROTOCOL_HEADER)
+    opens = (
+        (0, "connection.start-ok", {"mechanism": "PLAIN", "response": b"\0guest\0guest", "locale": "en_US"}),
+        (0, "connection.tune-ok", {"channel_max": 10, "frame_max": 8_192}),
+        (0, "connection.open", {"virtual_host": "/"}),
+        (1, "channel.open", {}),
+    )
+    for channel, name, fields in opens:
+        writer.write(encode_method(channel, Method(name, **fields)))
+    content = encode_content(1, Method("basic.publish", routing_key="nowhere"), b"." * 3_000, part_bytes=1_000)
+    writer.write(content[:-500])
+    return writer, 2_000 + 1_008 - 500
+
+
 @http_case(
     "administration/what-goes-by-is-counted",
     QUEUES,
@@ -280,15 +311,31 @@ async def _burst(publisher: Connection, topic: str, qos: int, bodies: list[bytes
     requires=("mqtt5", "mqtt311"),
     settings={"sys": {"interval_s": 3_600}},
     mutant="figures-of-lowered-bursts-without-payloads",
-    kills=("figures-of-lowered-bursts-with-less", "figures-of-bursts-that-nobody-gets"),
+    kills=(
+        "figures-of-lowered-bursts-with-less",
+        "figures-of-bursts-that-nobody-gets",
+        "figures-of-what-amqp-began-without-it",
+    ),
     limit_s=20.0,
 )
 async def counted(ctx: HttpContext) -> None:
     """Each message and each byte of a payload counts once, received or sent, however it is published and delivered.
 
     In both versions, at each QoS, to a subscriber of each QoS and to nobody; one alone, and three together, of other
-    lengths. What ``$SYS`` tells before and behind that differs by so much, and by what telling it took.
+    lengths. What ``$SYS`` tells before and behind that differs by so much, and by what telling it took. Before that,
+    packets that have begun to come count, also over AMQP, until they are whole or their clients have gone.
     """
+    watcher = await ctx.connect(version=5, name="watcher")
+    begins = await ctx.connect(version=5, name="who begins")
+    begun = encode(Publish(topic=ctx.topic("begun"), payload=b"." * 100), 5)
+    begins.send_raw(begun[:-50])
+    await _begun(ctx, watcher, len(begun) - 50)
+    if ctx.capabilities.get("amqp091_shares_its_port"):
+        writer, more = await _begin_over_amqp(ctx)
+        await _begun(ctx, watcher, len(begun) - 50 + more)
+        writer.close()
+    begins.send_raw(begun[-50:])
+    await _begun(ctx, watcher, 0)
     before = await _told(ctx, "watcher before")
     messages = received = sent = 0
     bodies = [b"." * (3 * number + 1) for number in range(3)]
