@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from assay.conformance.arrival import soon
 from assay.conformance.connection import Connection
@@ -244,7 +244,7 @@ class _Figures(NamedTuple):
 async def _told(ctx: HttpContext, name: str) -> _Figures:
     """As topics below $SYS tell them somebody who asks for each alone."""
     watcher = await ctx.connect(version=5, name=name)
-    found = []
+    found: list[bytes] = []
     for figure in ("bytes/received", "publish/messages/received", "publish/bytes/received", "publish/bytes/sent"):
         topic = f"$SYS/broker/{figure}"
         await watcher.subscribe(topic)
@@ -291,7 +291,7 @@ async def _begin_over_amqp(ctx: HttpContext) -> tuple[asyncio.StreamWriter, int]
     """A connection of AMQP whose message is there but for its end; how much has come of its body, and of a frame."""
     _, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
     writer.write(PROTOCOL_HEADER)
-    opens = (
+    opens: tuple[tuple[int, str, dict[str, Any]], ...] = (
         (0, "connection.start-ok", {"mechanism": "PLAIN", "response": b"\0guest\0guest", "locale": "en_US"}),
         (0, "connection.tune-ok", {"channel_max": 10, "frame_max": 8_192}),
         (0, "connection.open", {"virtual_host": "/"}),
