@@ -1,4 +1,4 @@
-"""Bugs of the comparison of schemas, of how clients of AMQP log in, and of what they deleted."""
+"""Bugs of the comparison of schemas, of logins and deletions over AMQP, and of generations that members name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.amqp091 import register_rewrites
 from assay.reference_broker.amqp091 import login
 from assay.reference_broker.amqp091.topology.records import Journal
+from assay.reference_broker.api.consumers import Member
 from assay.reference_broker.schemas import compatibility
 
 register_rewrites(
@@ -23,6 +24,13 @@ register_rewrites(
             "delete",
             "self._held[key] = self._holder",
             "pass",
+        ),
+        "grpc-members-of-any-generation": (
+            "a member may name any generation",
+            Member,
+            "heartbeat",
+            "if generation is not None and",
+            "if False and",
         ),
         "schemas-references-not-followed": (
             "what a reference leads to does not count as said",

@@ -202,18 +202,28 @@ async def acks(ctx: GrpcContext) -> None:
     GO,
     clauses=("G-OFF-1",),
     mutant="grpc-commits-forgotten",
-    kills=("grpc-resets-do-nothing",),
+    kills=("grpc-resets-do-nothing", "grpc-members-of-any-generation"),
 )
 async def offsets(ctx: GrpcContext) -> None:
-    """Offsets are committed by a member, fetched, and reset to the earliest, one result each.
+    """Offsets are committed, also by a member, fetched, and reset to the earliest, one result each.
 
-    A partition that there is not fails by itself.
+    A partition that there is not fails by itself, and a queue that the member has not joined; a member that names
+    another generation than its own commits nothing.
     """
     topic, group = await ctx.queue(), ctx.name("g")
     stream = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
+    while not (told := await stream.next()).HasField("assignment"):
+        pass
     await _publish(ctx, topic, b"a", b"b", b"c")
     await _messages(stream, 3)
     of: dict[str, Any] = {"group_id": group}
+    member, other = {**of, "member_id": told.assignment.member_id}, await ctx.queue()
+    own = [{"topic": each, "partition": 0, "offset": 1} for each in (topic, other)]
+    generation = told.assignment.generation
+    stale = await ctx.call(f"{OFFSETS}/CommitOffsets", **member, generation=generation + 1, offsets=own)
+    ctx.refused(stale, "ABORTED", "FAILED_PRECONDITION")
+    told = await ctx.done(f"{OFFSETS}/CommitOffsets", **member, generation=generation, offsets=own)
+    ctx.same("which succeeded", [each.success for each in told.results], [True, False])
     wanted = [{"topic": topic, "partition": 0, "offset": 2}, {"topic": topic, "partition": 9, "offset": 2}]
     told = await ctx.done(f"{OFFSETS}/CommitOffsets", **of, offsets=wanted)
     ctx.same("which succeeded", [each.success for each in told.results], [True, False])
