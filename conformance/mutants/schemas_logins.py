@@ -7,7 +7,7 @@ from assay.conformance.mutants.amqp091 import register_rewrites
 from assay.reference_broker.amqp091 import login
 from assay.reference_broker.amqp091.topology.records import Journal
 from assay.reference_broker.api.consumers import Member
-from assay.reference_broker.schemas import compatibility
+from assay.reference_broker.schemas import checks, compatibility
 
 register_rewrites(
     {
@@ -41,6 +41,11 @@ register_rewrites(
         ),
     }
 )
+
+
+@mutant("schemas-named-by-longer-prefixes", "what names a schema before a document is taken for a byte longer")
+def longer_prefixes(patch: Patch) -> None:
+    patch.replace(checks, "_PREFIX_BYTES", 6)
 
 
 @mutant("schemas-as-many-elements-are-too-few", "a schema that asks for as many elements as another is not said to fit")

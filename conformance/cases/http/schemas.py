@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any, cast
 from urllib.parse import quote
@@ -317,16 +318,30 @@ async def read_only(ctx: HttpContext) -> None:
     QUEUES,
     clauses=("H-SCHEMA-10",),
     mutant="http-misfits-taken",
-    kills=("http-misfits-are-500",),
+    kills=("http-misfits-are-500", "schemas-named-by-longer-prefixes"),
 )
 async def misfits(ctx: HttpContext) -> None:
     """A queue with a schema takes the messages that fit it, and refuses the others with 422, of a batch with 207.
 
-    What is no JSON does not fit either.
+    What is no JSON does not fit either. Messages may name another version of the subject, by the header schema-id or by
+    what Confluent's clients begin a payload with: a zero byte and the id. They fit that version then.
     """
     subject = ctx.name("s")
-    ctx.status(await _register(ctx, subject, BASE), 200)
+    number = await _registered(ctx, subject, BASE)
+    ctx.status(await ctx.me.put(f"/config/{subject}", {"compatibility": "NONE"}), 200)
+    await _registered(ctx, subject, TEXT)
     queue = await ctx.queue(schema={"subject": subject, "mode": "reject"})
+    for document, fits in (('{"id": 3}', True), ('{"id": "three"}', False)):
+        named = base64.b64encode(b"\0" + number.to_bytes(4, "big") + document.encode()).decode()
+        for message in ({"payload_base64": named}, {"payload": document, "headers": {"schema-id": str(number)}}):
+            answer = await ctx.me.post(f"{API}/queues/{queue}/messages", {"messages": [message]})
+            if fits:
+                ctx.status(answer, 200)
+            else:
+                ctx.publish_refused(answer, 422)
+    await ctx.done(queue, "accept", *await ctx.take_all(queue, 2))
+    ctx.status(await _register(ctx, subject, BASE), 200)
+    ctx.status(await ctx.me.delete(f"/subjects/{subject}/versions/2"), 200)
     await ctx.fill(queue, '{"id": 1}')
     path = f"{API}/queues/{queue}/messages"
     for payload in ('{"id": "one"}', "{}", '{"id": 1, "more": 2}', "no JSON", ""):
