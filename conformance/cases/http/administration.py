@@ -228,6 +228,10 @@ async def figures(ctx: HttpContext) -> None:
         ctx.status(await ctx.me.get(API + path), 200)
 
 
+_CHANNEL_OPEN_OK = b"\0\x14\0\x0b"
+"""Class and method."""
+
+
 class _Figures(NamedTuple):
     """What went by so far."""
 
@@ -289,7 +293,7 @@ async def _begun(ctx: HttpContext, watcher: Connection, wanted: int) -> None:
 
 async def _begin_over_amqp(ctx: HttpContext) -> tuple[asyncio.StreamWriter, int]:
     """A connection of AMQP whose message is there but for its end; how much has come of its body, and of a frame."""
-    _, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
+    reader, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
     writer.write(PROTOCOL_HEADER)
     opens: tuple[tuple[int, str, dict[str, Any]], ...] = (
         (0, "connection.start-ok", {"mechanism": "PLAIN", "response": b"\0guest\0guest", "locale": "en_US"}),
@@ -299,6 +303,7 @@ async def _begin_over_amqp(ctx: HttpContext) -> tuple[asyncio.StreamWriter, int]
     )
     for channel, name, fields in opens:
         writer.write(encode_method(channel, Method(name, **fields)))
+    await reader.readuntil(_CHANNEL_OPEN_OK)
     content = encode_content(1, Method("basic.publish", routing_key="nowhere"), b"." * 3_000, part_bytes=1_000)
     writer.write(content[:-500])
     return writer, 2_000 + 1_008 - 500
