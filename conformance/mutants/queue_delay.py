@@ -54,6 +54,11 @@ def revolution_late(patch: Patch) -> None:
     patch.wrap(TimingWheel, "place", make)
 
 
+@mutant("queue-round-moment-is-lost", "who moves down by exactly a revolution goes into the slot that is emptied now")
+def round_moment(patch: Patch) -> None:
+    patch.rewrite(TimingWheel, "place", "distance < 1 << 8", "distance <= 1 << 8")
+
+
 @mutant("queue-deliver-at-without-zone", "the zone of a deliver-at time is ignored")
 def without_zone(patch: Patch) -> None:
     original = times.parse_time_ms

@@ -238,6 +238,15 @@ def forgiven_at_a_start(patch: Patch) -> None:
 
 
 @mutant(
+    "queue-failure-found-is-forgotten",
+    "what a start found in flight is not written down: at the next start it fails once more, and is older",
+)
+def found_is_forgotten(patch: Patch) -> None:
+    written = "self.log.expire(entry.place.number, entry.offset, int(entry.lost_at * 1000))"
+    patch.rewrite(ConsumerGroup, "gives_up", written, "pass")
+
+
+@mutant(
     "queue-age-begins-with-a-start",
     "the age of what consumers held when the broker was killed begins with the next start",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.mqtt.queue_topics import settle_properties
+from assay.reference_broker.mqtt.queue_topics import group_properties, settle_properties
 from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import fair_turns, settlement
@@ -160,12 +160,24 @@ def despite_bad_options(patch: Patch) -> None:
     patch.wrap(settle_properties, "parse_seconds", make)
 
 
+@mutant("queue-claims-by-the-last-of-two", "of an option of a claim or commit that is there twice the last one counts")
+def last_of_two(patch: Patch) -> None:
+    twice = 'raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name} is there twice")'
+    patch.rewrite(group_properties, "_single", twice, "pass")
+
+
 @mutant("queue-never-says-redelivered", "no delivery says that it is a repeat")
 def never_redelivered(patch: Patch) -> None:
     def make(original: Callable[[Delivery], tuple[tuple[str, str], ...]]) -> _Wrapped:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "redelivered")
 
     patch.wrap(mqtt_broker, "delivery_properties", make)
+
+
+@mutant("queue-receipts-in-a-circle", "a receipt of a partition that is not there is one of those that are, in turn")
+def in_a_circle(patch: Patch) -> None:
+    found = "group.unsettled_entry(partition % len(group.places), offset)"
+    patch.rewrite(settlement, "find_by_receipt", "group.unsettled_entry(partition, offset)", found)
 
 
 @mutant("queue-receipts-cut-at-the-first-colon", "receipts are read from the left, so a colon in a name breaks them")

@@ -18,6 +18,7 @@ from assay.reference_broker.queues.partitions.producers import PartitionProducer
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.transactions import producer_names
 from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
+from assay.reference_broker.queues.transactions.coordinator import Coordinator
 from assay.reference_broker.queues.transactions.transaction import Transaction, TransactionState
 from assay.reference_broker.queues.transactions.transactions import Transactions
 from assay.reference_broker.routing.message import Message
@@ -112,6 +113,11 @@ def ended_forgotten(patch: Patch) -> None:
         return end
 
     patch.wrap(CommitPhases, "end", make)
+
+
+@mutant("queue-empty-commits-are-not-written", "the commit of a transaction without messages is known until the end")
+def empty_commits(patch: Patch) -> None:
+    patch.rewrite(Coordinator, "decide", "self._remember(transaction, decision, [])", "pass")
 
 
 @mutant("queue-transactions-never-time-out", "a transaction that nobody ends stays open")

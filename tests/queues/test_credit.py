@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueError
+from assay.reference_broker.queues.groups.subscribe_options import SubscribeOptions
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
@@ -16,22 +17,34 @@ if TYPE_CHECKING:
     from tests.queues.conftest import QueueBench
 
 BenchWith = Callable[..., "QueueBench"]
+_WAITS = SubscribeOptions()
 
 
 class Link:
     """A consumer that has no room of its own: it gets what it has credit for."""
 
-    def __init__(self, bench: QueueBench, credit: int, name: str = "c", *, group: str = "g") -> None:
+    def __init__(
+        self, bench: QueueBench, credit: int, name: str = "c", *, group: str = "g", options: SubscribeOptions = _WAITS
+    ) -> None:
         self.bench, self.name, self.group = bench, name, group
         self.got: list[Delivery] = []
         self.drained: list[int] = []
+        self.has_room = True
         self.handle: Consumer = bench.engine.subscribe(
-            "q", pattern="", group=group, consumer_id=name, deliver=self.deliver, now=bench.now, credit=credit
+            "q",
+            pattern="",
+            group=group,
+            consumer_id=name,
+            deliver=self.deliver,
+            now=bench.now,
+            options=options,
+            credit=credit,
         )
 
     def deliver(self, delivery: Delivery) -> bool:
-        self.got.append(delivery)
-        return True
+        if self.has_room:
+            self.got.append(delivery)
+        return self.has_room
 
     def grant(self, credit: int, *, drain: bool = False) -> None:
         on_drained = self.drained.append if drain else None
@@ -126,6 +139,23 @@ def test_a_drain_of_a_consumer_that_has_left_is_told_once(bench: QueueBench) -> 
     bench.engine.unsubscribe(link.handle, bench.now)
     bench.turn()
     assert link.drained in ([], [5])
+
+
+def test_a_later_grant_ends_a_drain_that_waits_for_room(bench: QueueBench) -> None:
+    """What is granted then stays granted, also behind the turn in which there is room again."""
+    link = Link(bench, 0, options=SubscribeOptions(waits=False))
+    fill(bench, 1)
+    link.has_room = False
+    link.grant(5, drain=True)
+    bench.turn()
+    link.grant(3)
+    bench.turn()
+    assert (link.values, link.drained) == ([], [])
+    link.has_room = True
+    bench.engine.resume(link.handle, bench.now)
+    bench.turn()
+    fill(bench, 4)
+    assert (link.values, link.drained) == (["0", "0", "1"], [])
 
 
 @pytest.mark.parametrize("ordering", ["none", "partition"])

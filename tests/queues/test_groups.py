@@ -242,8 +242,10 @@ def test_lag_is_told_per_partition(bench_with: BenchWith) -> None:
 # -- what consumers write ----------------------------------------------------------------------------------------
 
 
-def request(bench: QueueBench, verb: Verb, consumer: str | None = "c", **properties: str) -> None:
-    pairs = tuple((name.replace("_", "-"), value) for name, value in properties.items())
+def request(
+    bench: QueueBench, verb: Verb, consumer: str | None = "c", *more: tuple[str, str], **properties: str
+) -> None:
+    pairs = (*((name.replace("_", "-"), value) for name, value in properties.items()), *more)
     request_of_group(
         bench.engine.groups, verb, "q", pairs, consumer_id=consumer, now=bench.now, on_done=lambda error: None
     )
@@ -262,9 +264,22 @@ def test_commit_and_claim_as_consumers_write_them(bench: QueueBench) -> None:
     assert code_of(lambda: request(bench, Verb.CLAIM, message_id="other:0:2")) is bad
     assert code_of(lambda: request(bench, Verb.CLAIM, min_idle="soon")) is QueueErrorCode.BAD_OPTION
     assert code_of(lambda: request(bench, Verb.CLAIM, count="0")) is QueueErrorCode.BAD_OPTION
+    for name in ("group-id", "message-id", "partition", "offset", "generation", "min-idle", "count"):
+        twice = ((name, "g"), (name, "g"))
+        assert code_of(lambda: request(bench, Verb.CLAIM, "c", *twice)) is QueueErrorCode.BAD_OPTION  # noqa: B023
     assert code_of(lambda: request(bench, Verb.CLAIM, "stranger")) is QueueErrorCode.UNKNOWN_MEMBER
     join(bench, "late")
     assert code_of(lambda: request(bench, Verb.COMMIT, offset="3", generation="1")) is (QueueErrorCode.STALE_GENERATION)
+
+
+def test_there_is_nothing_in_partitions_that_are_not_there(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=2)
+    consumer = join(bench)
+    publish(bench, "a", "b", "c")
+    assert len(consumer.got) == 3
+    held = [bench.engine.groups.entry("q", "g", partition, 0) is not None for partition in range(4)]
+    assert any(held[:2])
+    assert held[2:] == [False, False]
 
 
 def test_what_changes_nothing_is_confirmed_without_a_sync(durable: QueueBench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 import random
 import sys
 import time
@@ -17,9 +18,11 @@ from assay.reference_broker.queues.delays import timing_wheel
 from assay.reference_broker.queues.delays.timing_wheel import MAX_DELAY_MS, TICK_MS, TimingWheel
 
 LEVEL_SPANS_MS = (2_560, 163_840, 10_485_760, MAX_DELAY_MS)
+_ROUND_MS = LEVEL_SPANS_MS + tuple(wide + narrow for narrow, wide in itertools.combinations(LEVEL_SPANS_MS[:-1], 2))
+"""A revolution, and one of a level behind one of a wider level: who moves down from there moves on in the same turn."""
 EDGES_MS = sorted(
     {0, 1, TICK_MS - 1, TICK_MS, TICK_MS + 1}
-    | {max(0, span + step) for span in LEVEL_SPANS_MS for step in (-TICK_MS, -1, 0, 1, TICK_MS)} - {MAX_DELAY_MS + 1}
+    | {max(0, span + step) for span in _ROUND_MS for step in (-TICK_MS, -1, 0, 1, TICK_MS)} - {MAX_DELAY_MS + 1}
 )
 STARTS_MS = (0, 7, 2_559, 2_560, 163_839, 10_485_755, MAX_DELAY_MS - 1, 1_700_000_000_003)
 
@@ -140,10 +143,17 @@ class WheelModel(RuleBasedStateMachine):
     def thin_out(self) -> None:
         self.wheel.thin_out()
 
-    @rule(ends=st.tuples(st.integers(0, 60), st.integers(0, 60)), all_of=st.booleans(), view=st.integers(0, 4))
-    def look(self, ends: tuple[int, int], all_of: bool, view: int) -> None:
-        """Every view, each of them also as the first one behind a change."""
-        first, end = (0, 2**40) if all_of else sorted(ends)
+    @rule(ends=st.tuples(st.integers(0, 7), st.integers(0, 7)), view=st.integers(0, 4))
+    def look(self, ends: tuple[int, int], view: int) -> None:
+        """Every view at the edges of what there is, each of them also as the first one behind a change."""
+        numbers = sorted(self.alive) or [self.next_number]
+        low, high = numbers[0], numbers[-1]
+        places = (0, low - 1, low, low + 1, numbers[len(numbers) // 2], high, high + 1, 2**40)
+        first, end = sorted((places[ends[0]], places[ends[1]]))
+        for each in (view, *range(5)):
+            self._compare(each, first, end)
+
+    def _compare(self, view: int, first: int, end: int) -> None:
         wanted = sorted((number, due_ms) for number, due_ms in self.alive.items() if first <= number < end)
         if view == 0:
             assert list(self.wheel.items(first, end)) == wanted

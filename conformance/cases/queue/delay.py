@@ -54,14 +54,16 @@ async def due(ctx: CaseContext) -> None:
     clauses=("Q-DELAY-02",),
     requires=("queues", "clock"),
     mutant="queue-short-delay-a-revolution-late",
+    kills=("queue-round-moment-is-lost",),
     near_miss="queue-due-read-singly",
     limit_s=20.0,
 )
 async def every_length(ctx: CaseContext) -> None:
     """Delays below, at and above the ticks and revolutions of a timing wheel all fire in time (G2).
 
-    1, 9, 10 and 11 ms, and one millisecond around 2.56 s, 163.84 s, 10 485.76 s, and the longest there is. Each message
-    comes once the clock is a tick behind its time, and the long ones do not come before.
+    1, 9, 10 and 11 ms, and one millisecond around 2.56 s, 163.84 s, 10 485.76 s, and the longest there is; and moments
+    of the broker's clock that are one of these spans behind a whole number of a longer one. Each message comes once the
+    clock is a tick behind its time, and the long ones do not come before.
     """
     queue = new_queue(ctx)
     consumer = await consume(ctx, queue)
@@ -84,6 +86,13 @@ async def every_length(ctx: CaseContext) -> None:
             sorted(int(payload) for payload in seen) == expected,
             f"consumer: expected the delays {expected} ms to have fired; seen {seen}",
         )
+    for narrow_ms, wide_ms in ((2_560, 163_840), (2_560, 10_485_760), (163_840, 10_485_760)):
+        now_ms = await time_of_broker(ctx, publisher, queue)
+        moment_ms = (now_ms // wide_ms + 2) * wide_ms + narrow_ms
+        await publish_with(publisher, queue, b"round", partition_key="one", deliver_at=str(moment_ms))
+        await ctx.advance((moment_ms - now_ms) / 1000 + 2 * TICK_S)
+        seen = await settled_payloads(ctx, consumer, queue, at_least=1)
+        ctx.must(seen == [b"round"], f"consumer: expected the one of {moment_ms} ms to have fired; seen {seen}")
 
 
 @case(

@@ -262,7 +262,7 @@ async def total_time_at_first(ctx: CaseContext) -> None:
     clauses=("Q-RETRY-06",),
     requires=("queues", "clock", "restart"),
     mutant="queue-age-forgiven-at-a-start",
-    kills=("queue-age-begins-with-a-start",),
+    kills=("queue-age-begins-with-a-start", "queue-failure-found-is-forgotten"),
     near_miss="queue-one-batch-per-message",
     settings=_TOTAL_60_S,
     limit_s=20.0,
@@ -271,14 +271,20 @@ async def total_time_over_a_restart(ctx: CaseContext) -> None:
     """The age of a message goes on over kill -9, which fails what consumers hold.
 
     With a total time of 60 s a consumer holds one message for 70 s and one for 30 s as the broker is killed. The older
-    one is a dead letter; the younger one comes once more, and is one when it is refused 40 s later.
+    one is a dead letter; the younger one comes once more, and is one when it is refused 40 s later. What the consumer
+    of another queue held for 30 s failed with that kill: the next one, 40 s later and before anybody asked, fails it
+    no second time.
     """
-    queue = new_queue(ctx)
+    queue, untried = new_queue(ctx), new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
     consumer = await consume(ctx, queue)
+    holder = await consume(ctx, untried, name="holder")
     for payload, wait_s in ((b"older", 40.0), (b"younger", 30.0)):
         await publish(publisher, queue, payload)
         await consumer.expect_publish(payload=payload)
+        if payload == b"younger":
+            await publish(publisher, untried, b"untried")
+            await holder.expect_publish(payload=b"untried")
         await ctx.advance(wait_s)
     await ctx.restart()
     consumer = await consume(ctx, queue, name="after the restart")
@@ -288,6 +294,10 @@ async def total_time_over_a_restart(ctx: CaseContext) -> None:
     await settle(ctx, consumer, queue, "nack", again)
     await consumer.expect_nothing()
     await expect_dead_letters(ctx, queue, b"older", b"younger")
+    await ctx.restart()
+    consumer = await consume(ctx, untried, name="of what nobody asked for")
+    again = await consumer.expect_publish(payload=b"untried")
+    ctx.must(count_of(ctx, again) == 2, f"consumer: expected delivery-count 2; seen {count_of(ctx, again)}")
 
 
 @case(

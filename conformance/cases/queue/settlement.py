@@ -22,6 +22,8 @@ from assay.conformance.wire import Properties, Puback, Publish
 _RECEIPTS = {
     "queues": {"defaults": {"receipts": True, "delivery_timeout_s": 10, "retry": {"initial_backoff_s": 1}}},
 }
+_PARTITIONS_TRIED = 21
+"""Twice as many as a queue has by default, and one."""
 
 
 async def _send(consumer: Connection, queue: str, verb: str, *named: tuple[str, str]) -> Puback:
@@ -258,12 +260,14 @@ async def extend_unknown(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-08",),
     requires=("queues",),
     mutant="queue-settles-despite-bad-options",
+    kills=("queue-claims-by-the-last-of-two",),
 )
 async def bad_options(ctx: CaseContext) -> None:
     """A settlement with an option that cannot be honoured settles nothing.
 
     $nack with delay soon, with delay -1s and with a delay of a thousand hours, $ack with a delay, and $extend by 13h
-    are refused. After them the delivery is still there to be acknowledged.
+    are refused, and so is what is there twice: the offset of $ack and $commit, the min-idle of $claim. After them the
+    delivery is still there to be acknowledged.
     """
     queue, consumer, got = await _filled(ctx, 1)
     for verb, name, value in (
@@ -274,6 +278,15 @@ async def bad_options(ctx: CaseContext) -> None:
         ("extend", "extend", "13h"),
     ):
         await refused_settlement(ctx, consumer, queue, verb, got[0], **{name: value})
+    place = [(name, property_of(ctx, got[0], name)) for name in ("group-id", "partition")]
+    offset = int(property_of(ctx, got[0], "offset"))
+    for verb, name, values in (
+        ("ack", "offset", (offset, offset)),
+        ("commit", "offset", (offset, offset + 1)),
+        ("claim", "min-idle", ("1h", "0")),
+    ):
+        puback = await _send(consumer, queue, verb, *place, *((name, str(value)) for value in values))
+        ctx.must(puback.reason_code >= 0x80, f"consumer: expected ${verb} with two of {name} refused; seen {puback}")
     await consumer.expect_nothing()
     await settle(ctx, consumer, queue, "ack", got[0])
 
@@ -365,18 +378,24 @@ async def stale_receipt(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-12",),
     requires=("queues", "clock"),
     mutant="queue-receipts-without-nonce",
+    kills=("queue-receipts-in-a-circle",),
     settings=_RECEIPTS,
 )
 async def guessed_receipt(ctx: CaseContext) -> None:
     """A receipt with another nonce settles nothing, and two deliveries never share one.
 
-    The nonces of two deliveries differ. A receipt with the nonce of the other delivery is refused.
+    The nonces of two deliveries differ. A receipt with the nonce of the other delivery is refused, and one with another
+    partition, which the queue has or has not.
     """
     queue, consumer, got = await _filled(ctx, 2)
     one, other = (property_of(ctx, delivery, "receipt").rsplit(":", 1) for delivery in got)
     ctx.must(one[1] != other[1], f"consumer: expected nonces that differ; seen {one[1]} twice")
     puback = await _send(consumer, queue, "ack", ("receipt", f"{one[0]}:{other[1]}"))
     ctx.must(puback.reason_code >= 0x80, f"consumer: expected the made-up receipt to be refused; seen {puback}")
+    name, own, offset, count = one[0].rsplit(":", 3)
+    for partition in sorted({str(number) for number in range(_PARTITIONS_TRIED)} - {own}, key=int):
+        puback = await _send(consumer, queue, "ack", ("receipt", f"{name}:{partition}:{offset}:{count}:{one[1]}"))
+        ctx.must(puback.reason_code >= 0x80, f"consumer: expected partition {partition} to be refused; seen {puback}")
     await settle(ctx, consumer, queue, "ack", got[0])
 
 

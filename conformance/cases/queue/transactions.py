@@ -273,9 +273,10 @@ async def times_out(ctx: CaseContext) -> None:
 
 @case(
     "queue/transactions/restart-decides",
-    clauses=("Q-TXN-09", "Q-TXN-03"),
+    clauses=("Q-TXN-09", "Q-TXN-03", "Q-TXN-07"),
     requires=("queues", "restart"),
     mutant="queue-restart-commits-what-is-open",
+    kills=("queue-empty-commits-are-not-written",),
     near_miss=_NEAR,
     settings=_DURABLE,
 )
@@ -283,9 +284,13 @@ async def restart(ctx: CaseContext) -> None:
     """kill -9 leaves committed transactions whole and aborts those that were open; none stays undecided.
 
     Over two queues one transaction is committed, and another open when the broker is killed. After the restart each
-    queue has the committed message alone, a message behind them comes, and the list of transactions is empty.
+    queue has the committed message alone, a message behind them comes, and the list of transactions is empty. What was
+    committed may be committed again, also what had no message; what was open may not.
     """
     queues = [new_queue(ctx), new_queue(ctx)]
+    idle = await Producer.make(ctx, ctx.client_id())
+    empty = await idle.begin()
+    await idle.commit(empty)
     producer = await Producer.make(ctx, ctx.client_id())
     done = await producer.begin()
     for queue in queues:
@@ -296,6 +301,8 @@ async def restart(ctx: CaseContext) -> None:
         await producer.put(queue, b"open", left)
     await ctx.restart()
     producer.client = await ctx.connect(version=5, name="producer")
+    idle.client = await ctx.connect(version=5, name="idle producer")
+    await idle.commit(empty)
     await producer.commit(done)
     must_fail(ctx, await producer.end("commit", left))
     for queue in queues:
