@@ -174,6 +174,12 @@ def never_redelivered(patch: Patch) -> None:
     patch.wrap(mqtt_broker, "delivery_properties", make)
 
 
+@mutant("queue-batch-settles-in-one-group", "who holds messages for several groups settles those of the first of them")
+def in_one_group(patch: Patch) -> None:
+    rest = "[group for group in groups if _may_hold(group, consumer_id)]"
+    patch.rewrite(settlement, "settle_request", rest, f"{rest}[:1]")
+
+
 @mutant("queue-receipts-in-a-circle", "a receipt of a partition that is not there is one of those that are, in turn")
 def in_a_circle(patch: Patch) -> None:
     found = "group.unsettled_entry(partition % len(group.places), offset)"

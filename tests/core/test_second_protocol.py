@@ -16,6 +16,8 @@ from assay.reference_broker.mqtt.connections.connection import opens_with_connec
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.server.tcp import NodeDriver, SocketProtocol
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -82,6 +84,16 @@ def test_a_queue_is_filled_and_emptied_without_a_topic_or_a_packet() -> None:
     writer.say("put orders three")
     assert reader.hear() == [], "there is no credit"
     assert reader.say("drain orders 5") == ["message 4 2 two", "message 5 1 three", "drained 3"]
+
+
+def test_the_broker_itself_may_publish_to_a_queue() -> None:
+    """It is nobody's client: nobody is charged for it."""
+    node = make()
+    told: list[QueueError | None] = []
+    node.state.publish_to_queue(Message(topic="$queue/q", payload=b"own"), None, NOW, told.append)
+    turn(node)
+    assert told == [None]
+    assert node.engine.stats("q").depth == 1
 
 
 def test_messages_cross_from_one_protocol_to_the_other() -> None:

@@ -10,9 +10,11 @@ from assay.conformance.cases.queue.support import (
     consume,
     count_of,
     deliveries,
+    join,
     new_queue,
     property_of,
     publish,
+    publish_with,
     refused_settlement,
     settle,
 )
@@ -76,11 +78,14 @@ async def by_offsets(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-01",),
     requires=("queues",),
     mutant="queue-batch-settles-the-first",
+    kills=("queue-batch-settles-in-one-group",),
 )
 async def by_message_ids(ctx: CaseContext) -> None:
     """One $ack settles every message whose message-id it names.
 
-    Of four messages three are named in one settlement. The next consumer of the group gets the fourth only.
+    Of four messages three are named in one settlement. The next consumer of the group gets the fourth only. A consumer
+    in two groups, each of which has other messages, names one of each in one settlement: neither group has anything
+    left.
     """
     queue, first, got = await _filled(ctx, 4)
     named = [("message-id", property_of(ctx, delivery, "message-id")) for delivery in got[:3]]
@@ -90,6 +95,20 @@ async def by_message_ids(ctx: CaseContext) -> None:
     second = await consume(ctx, queue, name="second")
     await second.expect_publish(payload=b"3")
     await second.expect_nothing()
+    queue = new_queue(ctx)
+    both = await consume(ctx, queue, group="eu", name="in two groups", path="eu/#")
+    await join(both, queue, group="us", path="us/#")
+    for place in ("eu", "us"):
+        await publish_with(second, queue, place.encode(), path=f"{place}/1")
+    named = [
+        ("message-id", property_of(ctx, delivery, "message-id")) for delivery in await deliveries(both, at_least=2)
+    ]
+    puback = await _send(both, queue, "ack", *named)
+    ctx.must(puback.reason_code < 0x80, f"in two groups: expected the settlement to be accepted; seen {puback}")
+    await both.disconnect()
+    for group in ("eu", "us"):
+        after = await consume(ctx, queue, group=group, name=f"next of {group}", path=f"{group}/#")
+        await after.expect_nothing()
 
 
 @case(
