@@ -11,7 +11,7 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.queue_topics import group_properties, settle_properties
 from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues import Outcome
-from assay.reference_broker.queues.delivery import fair_turns, settlement
+from assay.reference_broker.queues.delivery import claims, fair_turns, settlement
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
 from assay.reference_broker.queues.delivery.settle_request import MAX_DELIVERIES, SettleRequest
 from assay.reference_broker.queues.groups.delivery import Delivery
@@ -178,6 +178,11 @@ def never_redelivered(patch: Patch) -> None:
 def in_one_group(patch: Patch) -> None:
     rest = "[group for group in groups if _may_hold(group, consumer_id)]"
     patch.rewrite(settlement, "settle_request", rest, f"{rest}[:1]")
+
+
+@mutant("queue-claims-beyond-what-one-may-hold", "whoever claims gets it, however much it holds")
+def beyond_what_one_may_hold(patch: Patch) -> None:
+    patch.rewrite(claims, "_has_room", "consumer.active and", "consumer.active or")
 
 
 @mutant("queue-receipts-in-a-circle", "a receipt of a partition that is not there is one of those that are, in turn")

@@ -423,13 +423,15 @@ async def guessed_receipt(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-13",),
     requires=("queues", "clock"),
     mutant="queue-consumer-limit-ignored",
+    kills=("queue-claims-beyond-what-one-may-hold",),
     near_miss="queue-one-batch-per-message",
     settings={"queues": {"defaults": {"max_in_flight": 3}}},
 )
 async def consumer_limit(ctx: CaseContext) -> None:
     """A consumer holds no more unsettled deliveries than allowed, and gets the next when it settles one.
 
-    With a limit of 3, a consumer gets three of eight messages. For two acknowledgements it gets two more.
+    With a limit of 3, a consumer gets three of eight messages. For two acknowledgements it gets two more. Another one
+    that holds the rest gets nothing by claiming one of the first.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
@@ -442,6 +444,13 @@ async def consumer_limit(ctx: CaseContext) -> None:
     for payload in (b"3", b"4"):
         await consumer.expect_publish(payload=payload)
     await consumer.expect_nothing()
+    claimant = await consume(ctx, queue, name="claimant")
+    for payload in (b"5", b"6", b"7"):
+        await claimant.expect_publish(payload=payload)
+    await _send(
+        claimant, queue, "claim", *((name, property_of(ctx, got[2], name)) for name in ("message-id", "group-id"))
+    )
+    await claimant.expect_nothing()
 
 
 @case(
