@@ -230,6 +230,11 @@ def extra_first(patch: Patch) -> None:
     patch.wrap(rebalance_module, "assign", make)
 
 
+@mutant("queue-told-nothing-without-an-order", "where no order counts nobody is told what it serves")
+def told_nothing(patch: Patch) -> None:
+    patch.rewrite(Rebalance, "_share_all", "if consumer.notify is not None:", "if False:")
+
+
 @mutant("queue-assignor-ignored", "partitions are always assigned by range")
 def assignor_ignored(patch: Patch) -> None:
     def make(original: _Call) -> _Call:

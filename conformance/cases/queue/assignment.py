@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.group_support import assigned, fill, partitions, payloads
 from assay.conformance.cases.queue.support import consume, count_of, new_queue, publish_with, refused_settlement, settle
 from assay.conformance.connection import Connection
@@ -24,22 +25,29 @@ async def _partitions(ctx: CaseContext, consumers: list[Connection]) -> list[lis
     requires=("queues",),
     settings=partitions(10, assignor="range"),
     mutant="queue-range-extra-first",
+    kills=("queue-told-nothing-without-an-order",),
     near_miss="queue-generations-in-twos",
 )
 async def by_range(ctx: CaseContext) -> None:
     """Ranges of ten partitions for three consumers are 3, 3 and 4, by client id.
 
     Three consumers, joining in another order, are told so; each gets the messages of its partitions and no others.
+    Where no order counts two consumers are told that each serves all.
     """
     queue = new_queue(ctx)
     second, third, first = await _consumers(ctx, queue, "bca")
     seen = await _partitions(ctx, [first, second, third])
     wanted = [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
     ctx.must(seen == wanted, f"expected {wanted}; seen {seen}")
-    await fill(await ctx.connect(version=5, name="publisher"), queue, 10)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await fill(publisher, queue, 10)
     for consumer, mine in zip((first, second, third), wanted, strict=True):
         found = sorted(await payloads(consumer, at_least=len(mine)))
         ctx.must(found == [str(index) for index in mine], f"{consumer.name}: expected {mine}; seen {found}")
+    unordered = new_queue(ctx)
+    await create(ctx, publisher, unordered, partitions=4, ordering="none")
+    seen = await _partitions(ctx, await _consumers(ctx, unordered, "de"))
+    ctx.must(seen == [[0, 1, 2, 3]] * 2, f"expected all four partitions twice; seen {seen}")
 
 
 @case(
