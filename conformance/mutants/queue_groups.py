@@ -232,7 +232,8 @@ def extra_first(patch: Patch) -> None:
 
 @mutant("queue-told-nothing-without-an-order", "where no order counts nobody is told what it serves")
 def told_nothing(patch: Patch) -> None:
-    patch.rewrite(Rebalance, "_share_all", "if consumer.notify is not None:", "if False:")
+    silently = "for each in group.consumers.values(): each.places = group.places[:]"
+    patch.rewrite(Rebalance, "run", "self._share_all()", silently)
 
 
 @mutant("queue-assignor-ignored", "partitions are always assigned by range")

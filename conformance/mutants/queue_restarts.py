@@ -13,9 +13,9 @@ from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.group_state import GroupState
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
-from assay.reference_broker.storage import pending_operations
 from assay.reference_broker.storage.pending_codec import Operation
 from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.pending_operations import OperationCollector
 from assay.reference_broker.storage.pending_state import PendingState
 
 
@@ -35,7 +35,14 @@ def widens_ranges(patch: Patch) -> None:
     "queue-two-holes-are-none", "what was settled but for two in between is written as if those were settled as well"
 )
 def two_holes(patch: Patch) -> None:
-    patch.rewrite(pending_operations, "_ranges", "offsets[-1] - first + 1", "offsets[-1] - first - 1")
+    found = "_ranges(sorted(offsets))"
+    whole = "[(min(offsets), max(offsets) + 1)]"
+    patch.rewrite(
+        OperationCollector,
+        "end_acks",
+        found,
+        f"{whole} if max(offsets) - min(offsets) == len(offsets) + 1 else {found}",
+    )
 
 
 @mutant("queue-members-come-back-one-behind-the-other", "after a restart what one member held comes before another's")

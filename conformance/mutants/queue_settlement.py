@@ -162,8 +162,8 @@ def despite_bad_options(patch: Patch) -> None:
 
 @mutant("queue-claims-by-the-last-of-two", "of an option of a claim or commit that is there twice the last one counts")
 def last_of_two(patch: Patch) -> None:
-    twice = 'raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name} is there twice")'
-    patch.rewrite(group_properties, "_single", twice, "pass")
+    last = "_single(tuple(dict(properties).items()))"
+    patch.rewrite(group_properties, "request_of_group", "_single(properties)", last)
 
 
 @mutant("queue-never-says-redelivered", "no delivery says that it is a repeat")
@@ -182,7 +182,7 @@ def in_one_group(patch: Patch) -> None:
 
 @mutant("queue-claims-beyond-what-one-may-hold", "whoever claims gets it, however much it holds")
 def beyond_what_one_may_hold(patch: Patch) -> None:
-    patch.rewrite(claims, "_has_room", "consumer.active and", "consumer.active or")
+    patch.rewrite(claims, "claim", "if not _has_room(consumer, entry):", "if not consumer.active:")
 
 
 @mutant("queue-receipts-in-a-circle", "a receipt of a partition that is not there is one of those that are, in turn")
