@@ -185,6 +185,13 @@ def beyond_what_one_may_hold(patch: Patch) -> None:
     patch.rewrite(claims, "claim", "if not _has_room(consumer, entry):", "if not consumer.active:")
 
 
+@mutant("queue-one-offset-hides-the-others", "of an offset and offsets in one settlement the one counts")
+def one_hides_the_others(patch: Patch) -> None:
+    parsed = "return _parse(verb, tuple(ids), tuple(receipts), single)"
+    only = "single = {name: value for name, value in single.items() if name != OFFSETS or OFFSET not in single}"
+    patch.rewrite(settle_properties, "parse_settlement", parsed, f"{only}\n    {parsed}")
+
+
 @mutant("queue-receipts-in-a-circle", "a receipt of a partition that is not there is one of those that are, in turn")
 def in_a_circle(patch: Patch) -> None:
     found = "group.unsettled_entry(partition % len(group.places), offset)"

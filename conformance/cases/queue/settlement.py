@@ -279,14 +279,14 @@ async def extend_unknown(ctx: CaseContext) -> None:
     clauses=("Q-SETTLE-08",),
     requires=("queues",),
     mutant="queue-settles-despite-bad-options",
-    kills=("queue-claims-by-the-last-of-two",),
+    kills=("queue-claims-by-the-last-of-two", "queue-one-offset-hides-the-others"),
 )
 async def bad_options(ctx: CaseContext) -> None:
     """A settlement with an option that cannot be honoured settles nothing.
 
     $nack with delay soon, with delay -1s and with a delay of a thousand hours, $ack with a delay, and $extend by 13h
-    are refused, and so is what is there twice: the offset of $ack and $commit, the min-idle of $claim. After them the
-    delivery is still there to be acknowledged.
+    are refused, and so is what is there twice: the offset of $ack and $commit, the min-idle of $claim, and an offset
+    beside offsets. After them the delivery is still there to be acknowledged.
     """
     queue, consumer, got = await _filled(ctx, 1)
     for verb, name, value in (
@@ -306,6 +306,8 @@ async def bad_options(ctx: CaseContext) -> None:
     ):
         puback = await _send(consumer, queue, verb, *place, *((name, str(value)) for value in values))
         ctx.must(puback.reason_code >= 0x80, f"consumer: expected ${verb} with two of {name} refused; seen {puback}")
+    puback = await _send(consumer, queue, "ack", *place, ("offset", str(offset)), ("offsets", str(offset)))
+    ctx.must(puback.reason_code >= 0x80, f"consumer: expected an offset beside offsets to be refused; seen {puback}")
     await consumer.expect_nothing()
     await settle(ctx, consumer, queue, "ack", got[0])
 
