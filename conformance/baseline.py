@@ -22,6 +22,7 @@ import msgspec
 from assay.conformance.report import ExitCode
 from assay.conformance.targets import ExpectedFailure, Target, TargetError, parse_target
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import why
 
 BASELINE_SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
@@ -108,7 +109,7 @@ def _quoted(text: str) -> str:
 def read_baseline(path: Path) -> Baseline:
     """Raises :class:`BaselineError`."""
     try:
-        baseline = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=Baseline)
+        baseline = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=described(Baseline))
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         message = f"{path} is no baseline: {why(error)}; --write-baseline writes one"
         raise BaselineError(message) from error

@@ -26,6 +26,7 @@ from assay.conformance.report import ExitCode, this_machine, utc_now, write_tran
 from assay.conformance.signals import stopped_by_signals
 from assay.conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
 from assay.conformance.wire.amqp091 import AMQP_091
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
 from assay.reference_broker.trace.terminal import WholeConsole
@@ -64,7 +65,8 @@ def _replay_of(path: Path) -> AnyReplay:
     kinds: dict[str, type[AnyReplay]] = {QUEUE_SCHEMA: QueueReplay, HTTP_SCHEMA: HttpReplay, AMQP_SCHEMA: AmqpReplay}
     try:
         data = path.read_bytes()
-        return msgspec.json.decode(data, type=kinds.get(msgspec.json.decode(data, type=_Header).schema, Replay))
+        kind = kinds.get(msgspec.json.decode(data, type=described(_Header)).schema, Replay)
+        return msgspec.json.decode(data, type=described(kind))
     except READ_ERRORS as error:
         raise _stop(f"{path} is no replay file: {why(error)}", ExitCode.USAGE) from error
 

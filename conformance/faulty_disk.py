@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.file_kinds import FileKind, file_kind
 
 _CALLS: Final = {"write_error": "write", "read_error": "read", "sync_error": "sync", "slow_disk": "sync"}
@@ -50,11 +51,11 @@ class Troubles:
         """Each fault with the calls that it has seen."""
         self._left_bytes: int | None = None
         self.take(request)
-        self._rng.seed(msgspec.json.decode(request, type=_Request).seed)
+        self._rng.seed(msgspec.json.decode(request, type=described(_Request)).seed)
 
     def take(self, request: str | bytes) -> None:
         """From now on that is wrong; faults that were there before go on counting. Raises :class:`ValueError`."""
-        faults = msgspec.json.decode(request, type=_Request).disk_faults
+        faults = msgspec.json.decode(request, type=described(_Request)).disk_faults
         with self._lock:
             full = [fault for fault in faults if fault.kind == "disk_full"]
             if not full:

@@ -32,6 +32,7 @@ from assay.reference_broker.trace.conformance import (
     Line,
     WireLine,
 )
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 from assay.reference_broker.trace.results import (
     Check,
@@ -126,7 +127,7 @@ def write_transcript(path: Path, lines: Iterable[WireLine]) -> None:
 
 def read_transcript(path: Path) -> tuple[list[WireLine], str]:
     """Rows of a transcript up to the first that is none, and what is wrong with that; empty when all is right."""
-    decoder = msgspec.json.Decoder(WireLine)
+    decoder = msgspec.json.Decoder(described(WireLine))
     lines: list[WireLine] = []
     number = 0
     try:

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from assay.faults.fault_kinds import Fault
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.file_kinds import FileKind, file_kind
 
 START_TIMEOUT_S: Final = 20.0
@@ -92,7 +93,7 @@ class BrokerProcess:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await process.stdout.readline()
-            ready = msgspec.json.decode(line, type=_Ready)
+            ready = msgspec.json.decode(line, type=described(_Ready))
         except (TimeoutError, msgspec.DecodeError, ValueError) as error:
             await self.stop()
             kind = BrokerRestartError if self.starts else BrokerStartError

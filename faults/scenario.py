@@ -27,6 +27,7 @@ from assay.faults.workload_kinds import Settlement as Settlement
 from assay.faults.workload_kinds import Wills as Wills
 from assay.faults.workload_kinds import Workload as Workload
 from assay.faults.workload_kinds import workload_problems
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import Contract
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
@@ -153,7 +154,7 @@ def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
         named = [{"kind": QueueWorkload.kind, **each} if isinstance(each, dict) else each for each in data["workload"]]
         data = {**data, "workload": named}
     try:
-        scenario = msgspec.convert(data, Scenario)
+        scenario = msgspec.convert(data, described(Scenario))
     except msgspec.ValidationError as error:
         message = f"{where}: {error}"
         raise ScenarioError(message) from error

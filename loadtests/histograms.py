@@ -16,6 +16,7 @@ from hdrh.histogram import HdrHistogram
 from assay.loadtests.profile import Phases
 from assay.loadtests.recorder import Samples, answered, merged, phase_names
 from assay.loadtests.schedule import NS_PER_S
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import LatencyOperation
 
 LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS = 1, 3_600_000_000, 3
@@ -69,7 +70,7 @@ def write_histograms(path: Path, samples: Sequence[Samples], *, phases: Phases) 
 
 def read_histograms(path: Path) -> list[tuple[HistogramLine, HdrHistogram]]:
     """The lines of a ``histograms.jsonl`` with their histograms decoded."""
-    decoder = msgspec.json.Decoder(HistogramLine)
+    decoder = msgspec.json.Decoder(described(HistogramLine))
     with path.open("rb") as source:
         lines = [decoder.decode(line) for line in source if line.strip()]
     return [(line, HdrHistogram.decode(line.histogram)) for line in lines]

@@ -9,6 +9,7 @@ from hdrh.histogram import HdrHistogram
 
 from assay.loadtests.histograms import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
 from assay.loadtests.locust_samples import Page
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.results import Percentiles
 
 
@@ -87,4 +88,4 @@ class LatencyBook:
 
 def read_latencies(path: Path) -> list[Operation]:
     """Read what :meth:`LatencyBook.write` wrote. Raises :class:`msgspec.ValidationError`."""
-    return msgspec.json.decode(path.read_bytes(), type=list[Operation])
+    return msgspec.json.decode(path.read_bytes(), type=described(list[Operation]))

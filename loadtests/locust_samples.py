@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from assay.loadtests.recorder import LOST, OK
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.sample_files import SAMPLE_SCHEMA
 from assay.reference_broker.trace.schema import LatencyOperation
 
@@ -93,7 +94,7 @@ def to_wire(pages: list[Page]) -> bytes:
 def from_wire(data: bytes) -> list[Page]:
     """What :func:`to_wire` wrote. Raises :class:`msgspec.ValidationError`."""
     pages = []
-    for wire in msgspec.msgpack.decode(data, type=list[WirePage]):
+    for wire in msgspec.msgpack.decode(data, type=described(list[WirePage])):
         page = new_page(wire.subject)
         page.started_ns.frombytes(wire.started_ns)
         page.completed_ns.frombytes(wire.completed_ns)

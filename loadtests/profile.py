@@ -12,6 +12,7 @@ import msgspec
 
 from assay.loadtests.payload import HEADER_BYTES
 from assay.loadtests.schedule import Arrivals
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import LatencyOperation
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
@@ -208,7 +209,7 @@ def _problems(profile: Profile) -> list[str]:
 def parse_profile(data: object, *, where: str = "profile") -> Profile:
     """Check plain data. Raises :class:`ProfileError` naming the key."""
     try:
-        profile = msgspec.convert(data, Profile)
+        profile = msgspec.convert(data, described(Profile))
     except msgspec.ValidationError as error:
         message = f"{where}: {error}"
         raise ProfileError(message) from error

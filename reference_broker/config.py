@@ -71,6 +71,7 @@ from assay.reference_broker.config_webhooks import HooksConfig as HooksConfig
 from assay.reference_broker.config_webhooks import WebhookConfig as WebhookConfig
 from assay.reference_broker.config_webhooks import WebhooksConfig as WebhooksConfig
 from assay.reference_broker.config_webhooks import asked_problems, webhooks_problems
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
@@ -345,7 +346,7 @@ def queue_problems(queue: QueueConfig) -> list[str]:
 
 def _convert(data: Any, kind: type[_T], where: str) -> _T:
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, described(kind))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from assay.reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, TlsConfig, UserConfig, rule_problems
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml, read_utf8
 
 
@@ -81,7 +82,10 @@ def _read_text(path: Path, what: str) -> str:
 def _read_rules(path: Path) -> tuple[AclRuleConfig, ...]:
     try:
         rules = (
-            msgspec.convert(parse_yaml(_read_text(path, "the access rules")), tuple[AclRuleConfig, ...] | None) or ()
+            msgspec.convert(
+                parse_yaml(_read_text(path, "the access rules")), described(tuple[AclRuleConfig, ...] | None)
+            )
+            or ()
         )
     except (YamlError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path} is not a list of access rules: {error}") from error

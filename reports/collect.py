@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, Footer, Header, Line
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import READ_ERRORS, walk, why
 from assay.reference_broker.trace.results import GRAVITY, Machine, RunKind, RunResult, Verdict, worst
 from assay.reports.humanise import bytes_size, plural
@@ -250,7 +251,7 @@ def _read_bounded(path: Path, limit: int) -> bytes:
 
 def _read_result(root: Path, path: Path) -> tuple[RunResult | None, list[Problem]]:
     try:
-        result = msgspec.json.decode(_read_bounded(path, MAX_RESULT_BYTES), type=RunResult)
+        result = msgspec.json.decode(_read_bounded(path, MAX_RESULT_BYTES), type=described(RunResult))
     except READ_ERRORS as error:  # msgspec's errors name the key, e.g. `$.checks[0].name`
         return None, [Problem(path=path.relative_to(root).as_posix(), message=why(error))]
     wrong = [line.name for line in result.series if len(line.x_s) != len(line.y)]
@@ -274,7 +275,7 @@ def _read_conformance(root: Path, path: Path) -> tuple[ConformanceReport | None,
     results: list[CaseResult] = []
     seen: set[str] = set()
     problems: list[Problem] = []
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(described(Line))
     for index, text in enumerate(lines):
         if not text.strip():
             continue

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from assay.reference_broker.trace.conformance import WireLine
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 
 MAX_LINES = 400
@@ -35,7 +36,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_transcript(path: Path, max_lines: int = MAX_LINES) -> Transcript:
     """Never raises for a bad file: what was read before the fault is shown, and ``problem`` names the line."""
-    decoder = msgspec.json.Decoder(WireLine)
+    decoder = msgspec.json.Decoder(described(WireLine))
     lines: list[WireLine] = []
     total = 0
     try:

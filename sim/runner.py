@@ -19,6 +19,7 @@ from assay.conformance.mutants import applied
 from assay.faults.fault_kinds import FaultKind
 from assay.faults.measure import check_targets, measure
 from assay.faults.scenario import Scenario, ScenarioError, ScenarioWorld
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.fault_classes import DAMAGING, LYING
 from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
 from assay.reference_broker.trace.results import (
@@ -202,7 +203,7 @@ def _tracer(writer: TraceWriter, node: str) -> Callable[[Kernel], Tracer]:
     def make(kernel: Kernel) -> Tracer:
         def record(kind: TraceKind, fields: dict[str, str | int]) -> None:
             data = {"seq": writer.count, "time_ns": round((kernel.now - EPOCH_S) * 1e9), "node": node, "kind": kind}
-            writer.write(msgspec.convert(data | fields, TraceEvent))
+            writer.write(msgspec.convert(data | fields, described(TraceEvent)))
 
         return record
 

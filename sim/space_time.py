@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from assay.reference_broker.trace.conformance import WireLine
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.results import Finding
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
@@ -77,5 +78,5 @@ def _told(event: HistoryEvent) -> str:
 
 def read_space_time(path: Path) -> list[WireLine]:
     """The lines of such a file. Raises :class:`OSError`."""
-    decoder = msgspec.json.Decoder(WireLine)
+    decoder = msgspec.json.Decoder(described(WireLine))
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]

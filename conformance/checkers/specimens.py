@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
 QUEUE = "orders"
@@ -68,7 +69,7 @@ class _Model:
         self.time_ns += self.rng.randrange(10_000, 3_000_000)
         index = len(self.events)
         data = {"index": index, "time_ns": self.time_ns, "process": process, "f": f, "type": type_, **fields}
-        self.events.append(msgspec.convert(data, HistoryEvent))
+        self.events.append(msgspec.convert(data, described(HistoryEvent)))
         return index
 
     def process(self, client: str) -> str:

@@ -21,6 +21,7 @@ import msgspec
 from assay.conformance.case import Case
 from assay.conformance.rules import FACES
 from assay.reference_broker.trace.conformance import Clause, ClauseStatus
+from assay.reference_broker.trace.described import described
 
 SPECS = ("mqtt311", "mqtt5", "queue", "amqp091", "http", "grpc")
 """The specifications that cases are sorted by."""
@@ -52,7 +53,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def load_statements(spec: str) -> Mapping[str, Statement]:
     """Statements of one specification by id. Raises :class:`msgspec.ValidationError` with the path of a wrong key."""
     text = files(__package__).joinpath(f"{spec}.toml").read_text(encoding="utf-8")
-    return MappingProxyType({entry.id: entry for entry in msgspec.toml.decode(text, type=_File).statement})
+    return MappingProxyType({entry.id: entry for entry in msgspec.toml.decode(text, type=described(_File)).statement})
 
 
 def listed_case_ids() -> list[str]:

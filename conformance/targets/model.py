@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.integrity import why
 
 TARGET_SCHEMA: Literal["assay.target/1"] = "assay.target/1"
@@ -411,7 +412,7 @@ def _problems(target: Target) -> list[str]:
 def parse_target(text: str, *, where: str = "target") -> Target:
     """Check the text of a target file. Raises :class:`TargetError`."""
     try:
-        target = msgspec.toml.decode(text, type=Target)
+        target = msgspec.toml.decode(text, type=described(Target))
     except msgspec.MsgspecError as error:
         message = f"{where}: {error}"
         raise TargetError(message) from error

@@ -24,6 +24,7 @@ import msgspec
 from assay.conformance.targets.errors import ProbeError
 from assay.conformance.targets.model import Endpoint, RestartHook, StartHook, Target
 from assay.conformance.targets.probe import greet, greetings
+from assay.reference_broker.trace.described import described
 
 _STOP_TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 10.0
@@ -234,7 +235,7 @@ def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadli
         message = f"it ended (status {process.wait(_STOP_TIMEOUT_S)}) before its ready line"
         raise TargetStartError(message)
     try:
-        return msgspec.json.decode(line, type=ReadyLine)
+        return msgspec.json.decode(line, type=described(ReadyLine))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f'its first line must be JSON with "host" and "port", not {line[:200]!r}'
         raise TargetStartError(message) from error

@@ -38,6 +38,7 @@ from assay.conformance.wire.packets import (
     Will,
     describe,
 )
+from assay.reference_broker.trace.described import described
 
 DEFAULT_MAX_PACKET_BYTES = 16 * 1024 * 1024
 _USER_PROPERTY = 0x26
@@ -209,7 +210,7 @@ class _Reader:
         found.update({name: tuple(values) for name, values in lists.items()})
         if "authentication_data" in found and "authentication_method" not in found:
             raise self.fail("authentication data without authentication method")
-        return msgspec.convert(found, Properties)
+        return msgspec.convert(found, described(Properties))
 
 
 def _value_reader(rule: PropertyRule) -> Callable[[_Reader], object]:

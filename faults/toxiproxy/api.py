@@ -12,6 +12,7 @@ import msgspec
 from assay.faults.toxiproxy.errors import ApiError, bad_request, missing_field, proxy_exists, proxy_not_found
 from assay.faults.toxiproxy.proxy import Proxy
 from assay.faults.toxiproxy.toxics import Stream, create_toxic, update_toxic
+from assay.reference_broker.trace.described import described
 
 VERSION: Final = "2.12.0+assay"
 """Version of the API we speak; the build says who speaks it."""
@@ -232,7 +233,7 @@ def _escape(label: str) -> str:
 
 def _decode(body: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=described(kind))
     except msgspec.DecodeError as error:
         raise bad_request(error) from error
 

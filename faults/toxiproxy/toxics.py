@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from assay.faults.toxiproxy.errors import ApiError, bad_request, invalid_stream, invalid_toxic_type
+from assay.reference_broker.trace.described import described
 
 _LOG: Final = logging.getLogger("assay.toxiproxy")
 
@@ -167,14 +168,14 @@ def update_toxic(toxic: Toxic, body: bytes) -> Toxic:
 
 def _decode(body: bytes, kind: type[_ToxicBody] | type[_ToxicUpdate]) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind | None) or kind()
+        return msgspec.json.decode(body, type=described(kind | None)) or kind()
     except msgspec.DecodeError as error:
         raise bad_request(error) from error
 
 
 def _attributes(kind: type[Attributes], given: dict[str, Any]) -> Attributes:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, described(kind))
     except msgspec.ValidationError as error:
         raise bad_request(error) from error
 

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from assay.reference_broker.clients.shared import Place, Received, RefusedError, UnreachableError, basic
+from assay.reference_broker.trace.described import described
 
 _PREFIX: Final = "/api/v1"
 _JSON: Final = "application/json"
@@ -209,7 +210,7 @@ class HttpQueues:
         """Returns once the message is as durable as its queue promises."""
         message = {**_message(payload), "key": key or None, "headers": headers or {}, "partition": partition}
         (became,) = self._publish(queue, [message])
-        return msgspec.convert(became, Place)
+        return msgspec.convert(became, described(Place))
 
     def publish_many(self, queue: str, payloads: Sequence[bytes]) -> int:
         """In one request; returns how many once all are durable. With some that are refused it raises, and
@@ -291,7 +292,7 @@ def payload_of(message: Mapping[str, Any]) -> bytes:
 
 def _received(queue: str, message: Mapping[str, Any]) -> Received:
     return msgspec.convert(
-        {"queue": queue, "key": "", "headers": {}, **message, "payload": payload_of(message)}, Received
+        {"queue": queue, "key": "", "headers": {}, **message, "payload": payload_of(message)}, described(Received)
     )
 
 

@@ -12,6 +12,7 @@ from assay.reference_broker.api.problems import Code as ProblemCode
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.coap.exchanges import Answer, Request
 from assay.reference_broker.queues import QueueError
+from assay.reference_broker.trace.described import described
 
 _TEXT, _LINKS = 0, 40
 """Content formats: text/plain, application/link-format."""
@@ -68,7 +69,7 @@ async def _respond(service: Service, request: Request, arrival: Arrival) -> Answ
         service.check_rate(caller.username, is_user=True)
     wanted = {"topic": topic} | {name: query[name] for name in ("qos", "retain") if name in query}
     try:
-        publication = msgspec.convert(wanted, Publication, strict=False)
+        publication = msgspec.convert(wanted, described(Publication), strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(ProblemCode.BAD_REQUEST, str(error)) from None
     publication = msgspec.structs.replace(publication, payload=request.payload)

@@ -20,6 +20,7 @@ import yaml
 
 from assay.reference_broker.clients.http_client import HttpQueues
 from assay.reference_broker.commands.ends import UsageError, say
+from assay.reference_broker.trace.described import described
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8080"
 _OPTIONS: Final = ("token", "user", "ca")
@@ -71,7 +72,7 @@ def load() -> Contexts:
     try:
         with path.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            found = msgspec.convert(yaml.safe_load(opened) or {}, Contexts)
+            found = msgspec.convert(yaml.safe_load(opened) or {}, described(Contexts))
     except FileNotFoundError:
         return Contexts()
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:

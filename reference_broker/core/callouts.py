@@ -24,6 +24,7 @@ from assay.reference_broker.config import (
     rule_problems,
 )
 from assay.reference_broker.queues.jobs.outbox import Breaker, OnAnswer, Outbox
+from assay.reference_broker.trace.described import described
 
 MAX_CALLOUTS: Final = 256
 """Clients that wait for a callout; more are told to come back later."""
@@ -58,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def read_answer(body: bytes) -> Answer | None:
     """None where it is not one."""
     try:
-        answer = msgspec.json.decode(body, type=Answer)
+        answer = msgspec.json.decode(body, type=described(Answer))
     except (ValueError, RecursionError):
         return None
     if len(answer.rules) > MAX_RULES or rule_problems(_rules(answer, None), "rules"):

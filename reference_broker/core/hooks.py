@@ -16,6 +16,7 @@ from assay.reference_broker.core.callouts import Asker
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.routing.carried import is_mqtt_text
 from assay.reference_broker.routing.topics import TopicError, validate_topic
+from assay.reference_broker.trace.described import described
 
 MAX_HOOK_ANSWER_BYTES: Final = 2 * 1024 * 1024
 """Of an answer, which may have another payload; a longer one is none."""
@@ -95,7 +96,7 @@ OnVerdict = Callable[[Verdict], None]
 def read_answer(body: bytes, may_change: frozenset[str]) -> Verdict | None:
     """None where it is no answer, or changes what cannot be changed there (``may_change``: fields of Change)."""
     try:
-        answer = msgspec.json.decode(body, type=Answer)
+        answer = msgspec.json.decode(body, type=described(Answer))
     except (ValueError, RecursionError):
         return None
     if answer.result == "deny":

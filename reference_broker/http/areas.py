@@ -17,6 +17,7 @@ from assay.reference_broker.api.problems import AnyCode, Code, RequestError
 from assay.reference_broker.api.service import Service
 from assay.reference_broker.config import Scope
 from assay.reference_broker.queues import QueueErrorCode
+from assay.reference_broker.trace.described import described
 
 PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"
@@ -52,7 +53,7 @@ def _read_as(kind: Any) -> Any:
     async def read(request: Request) -> Any:
         content = await request.body()
         try:
-            return msgspec.json.decode(content or b"{}", type=kind)
+            return msgspec.json.decode(content or b"{}", type=described(kind))
         except (ValueError, RecursionError) as error:
             raise RequestError(Code.BAD_REQUEST, f"the body is not what is expected: {error}") from error
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
+
 MAX_DEPTH: Final = 32
 """Tables in tables."""
 MAX_ANNOTATIONS_BYTES: Final = 1_024
@@ -120,8 +122,8 @@ class MessageProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(MessageProperties)
-_table_decoder = msgspec.msgpack.Decoder(Table)
+_decoder = msgspec.msgpack.Decoder(described(MessageProperties))
+_table_decoder = msgspec.msgpack.Decoder(described(Table))
 
 
 def encode_properties(properties: MessageProperties) -> bytes:

@@ -29,6 +29,7 @@ from assay.reference_broker.config_schemas import SchemasConfig
 from assay.reference_broker.schemas.compatibility import Budget, Compatibility, differences
 from assay.reference_broker.schemas.document import SchemaDocument, fingerprint_of
 from assay.reference_broker.schemas.errors import SchemaError, SchemaErrorCode
+from assay.reference_broker.trace.described import described
 
 JSON_SCHEMA: Final = "JSON"
 MAX_SUBJECT_BYTES: Final = 255
@@ -162,7 +163,9 @@ class Registry:
                 self._take_schema(number, value.decode())
         elif kind == _VERSION:
             subject, version = rest[:-5].decode(), int.from_bytes(rest[-4:], "big")
-            self._take_version(subject, version, None if value is None else msgspec.msgpack.decode(value, type=Version))
+            self._take_version(
+                subject, version, None if value is None else msgspec.msgpack.decode(value, type=described(Version))
+            )
         elif kind == _COMPATIBILITY:
             _set(self._levels, rest.decode(), None if value is None else Compatibility(value.decode()))
         elif kind == _MODE:

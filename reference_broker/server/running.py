@@ -22,6 +22,7 @@ from assay.reference_broker.server.span_export import SpanExport, start_exports
 from assay.reference_broker.server.tcp import NodeDriver
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.own_descriptors import exchange
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.files import TraceWriter
 from assay.reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind, Tracer
 
@@ -130,7 +131,7 @@ class RunningBroker:
 
         def trace(kind: TraceKind, fields: dict[str, str | int]) -> None:
             known = {"seq": writer.count, "time_ns": int(clock.now() * 1e9), "node": node, "kind": kind}
-            event = msgspec.convert(known | fields, TraceEvent)
+            event = msgspec.convert(known | fields, described(TraceEvent))
             writer.write(event)
 
         return trace

@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.whole_file import replace_whole
+from assay.reference_broker.trace.described import described
 
 CLEANER_NAME = "cleaner.json"
 _MAX_BYTES = 1024 * 1024
@@ -49,7 +50,7 @@ def _kept_checksum(state: CleanerState) -> int:
 def decode_cleaner(data: bytes) -> CleanerState:
     """What the file's bytes say. Raises :class:`ValueError` when they are damaged."""
     try:
-        stored = msgspec.json.decode(data, type=_StoredState)
+        stored = msgspec.json.decode(data, type=described(_StoredState))
     except RecursionError as error:
         raise ValueError("it nests without end") from error
     state = CleanerState(version=stored.version, gaps_until=stored.gaps_until, clean_until=stored.clean_until)

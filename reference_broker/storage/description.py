@@ -13,6 +13,7 @@ from assay.reference_broker.queues.jobs.errors import is_passing, reason_of
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.whole_file import replace_whole
+from assay.reference_broker.trace.described import described
 
 ROOT = "queues"
 DESCRIPTION = "queue.json"
@@ -161,6 +162,6 @@ def read_content(disk: Disk, path: str) -> bytes | None:
 def _known(content: bytes | None) -> QueueDescription:
     """What a file says; nothing in one that a crash or a hand damaged: it is written anew."""
     try:
-        return _EMPTY if content is None else msgspec.json.decode(content, type=QueueDescription)
+        return _EMPTY if content is None else msgspec.json.decode(content, type=described(QueueDescription))
     except ValueError:
         return _EMPTY

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
+from assay.reference_broker.trace.described import described
 
 VERSION = 1
 MAX_FILE_BYTES = 1024 * 1024 * 1024
@@ -150,9 +151,9 @@ class _PendingDocument(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: int = 0
 
 
-_version_decoder = msgspec.json.Decoder(_Versioned)
-_cursor_decoder = msgspec.json.Decoder(_CursorDocument)
-_pending_decoder = msgspec.json.Decoder(_PendingDocument)
+_version_decoder = msgspec.json.Decoder(described(_Versioned))
+_cursor_decoder = msgspec.json.Decoder(described(_CursorDocument))
+_pending_decoder = msgspec.json.Decoder(described(_PendingDocument))
 
 
 def decode_cursor_file(data: bytes) -> CursorFile:

@@ -40,6 +40,7 @@ from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, MARK_SUF
 from assay.reference_broker.storage.removed_mark import removed_path
 from assay.reference_broker.storage.sparse_log import SparseLog
 from assay.reference_broker.storage.state_log import StateLog
+from assay.reference_broker.trace.described import described
 
 _LogT = TypeVar("_LogT", bound=SegmentedLog)
 
@@ -161,7 +162,7 @@ class LogQueueStore:
             # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
             return None
         try:
-            description = msgspec.json.decode(data, type=QueueDescription)
+            description = msgspec.json.decode(data, type=described(QueueDescription))
         except (ValueError, RecursionError) as error:
             message = f"{path} is damaged ({error}); restore it, or move {folder} away to give the queue up"
             raise LogError(message) from error

@@ -28,6 +28,7 @@ from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.reference_broker.storage.notes import Notes
+from assay.reference_broker.trace.described import described
 
 FOLDER = "sessions"
 HERE = "sessions.mark"
@@ -189,7 +190,7 @@ class SessionStore(SyncPoint):
             key, value = record.key, record.value
             if key == _GROUP_KEY and value is not None:
                 try:
-                    group = msgspec.msgpack.decode(value, type=_Group)
+                    group = msgspec.msgpack.decode(value, type=described(_Group))
                 except msgspec.DecodeError as error:
                     message = f"{FOLDER}: the record at offset {record.offset} is not understood: {error}"
                     raise LogError(message) from error

@@ -26,6 +26,7 @@ from assay.reference_broker.storage_tools.layout import (
     StoreLayout,
 )
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.trace.described import described
 
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 
@@ -68,7 +69,7 @@ def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> N
     path = f"{queue.folder}/{DESCRIPTION_NAME}"
     try:
         data = disk.read(path, _MAX_DESCRIPTION_BYTES)
-        description = msgspec.json.decode(data, type=QueueDescription)
+        description = msgspec.json.decode(data, type=described(QueueDescription))
     except FileNotFoundError:
         has_records = any(disk.size(one.path) for place in queue.partitions for one in place.segments)
         if has_records:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
+from assay.reference_broker.trace.described import described
 
 MAX_LINE_BYTES = 128 * 1024 * 1024
 """A longer line is no record."""
@@ -47,7 +48,7 @@ class JsonRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(JsonRecord)
+_DECODER = msgspec.json.Decoder(described(JsonRecord))
 
 
 def encode_line(queue: str, partition: int, record: LogRecord) -> bytes:

@@ -26,6 +26,7 @@ from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPA
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout
 from assay.reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
+from assay.reference_broker.trace.described import described
 
 MAX_DEPTH = 8
 """Folders are searched no deeper than this."""
@@ -244,7 +245,7 @@ def read_description(disk: ReadOnlyDisk, folder: str) -> QueueDescription | None
     """A queue's ``queue.json``; None when it is missing, damaged, or another broker's."""
     try:
         return msgspec.json.decode(
-            disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=QueueDescription
+            disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=described(QueueDescription)
         )
     except (OSError, *UNREADABLE_JSON):
         return None
@@ -257,7 +258,9 @@ class _Named(msgspec.Struct, frozen=True):
 def _name_in_description(disk: ReadOnlyDisk, folder: str) -> str:
     """The name that FluxMQ's ``queue.json`` gives; empty when there is none."""
     try:
-        return msgspec.json.decode(disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=_Named).name
+        return msgspec.json.decode(
+            disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=described(_Named)
+        ).name
     except (OSError, *UNREADABLE_JSON):
         return ""
 

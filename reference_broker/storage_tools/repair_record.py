@@ -9,6 +9,7 @@ import msgspec
 
 from assay.reference_broker.storage_tools.layout import REPAIR_PREFIX, UNREADABLE_JSON
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.trace.described import described
 
 RECORD_NAME = "repair.json"
 REPAIR_SCHEMA = "assay.storage.repair/1"
@@ -43,7 +44,7 @@ def read_lost_ranges(disk: ReadOnlyDisk) -> tuple[LostRange, ...]:
             continue
         try:
             data = disk.read(f"{name}/{RECORD_NAME}", _MAX_RECORD_BYTES)
-            found += msgspec.json.decode(data, type=RepairRecord).lost
+            found += msgspec.json.decode(data, type=described(RepairRecord)).lost
         except (OSError, *UNREADABLE_JSON):
             continue
     return tuple(found)

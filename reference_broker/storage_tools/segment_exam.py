@@ -19,6 +19,7 @@ from assay.reference_broker.storage_tools.layout import Codec, SegmentPlace, Sto
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from assay.reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks
 from assay.reference_broker.storage_tools.torn_tail import looks_unfinished
+from assay.reference_broker.trace.described import described
 
 MAX_RANGES = 10_000
 """Damaged ranges and gaps listed for one segment; more are counted."""
@@ -216,7 +217,7 @@ def examine_segment(
         progress(file.size - reported)
         exam.bytes = file.size
     exam.indexes = [_index_exam(path, check) for path, check in checks.items()]
-    return msgspec.convert(exam, SegmentExam, from_attributes=True)
+    return msgspec.convert(exam, described(SegmentExam), from_attributes=True)
 
 
 def _read_index(disk: ReadOnlyDisk, path: str) -> bytes | None:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.results import Machine
 from assay.reference_broker.trace.schema import Record
 
@@ -140,7 +141,7 @@ class WireLine(Record, frozen=True, kw_only=True):
 
 def read_report(path: Path) -> Iterator[Line]:
     """Lines of a ``report.jsonl``. Raises :class:`ValueError` on a line that is not of the schema."""
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(described(Line))
     with path.open("rb") as lines:
         for line in lines:
             if line.strip():

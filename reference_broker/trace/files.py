@@ -10,6 +10,7 @@ from typing import BinaryIO, Final, Generic, Self, TypeVar
 import msgspec
 import zstandard
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import (
     HISTORY_SCHEMA,
     TRACE_SCHEMA,
@@ -125,7 +126,7 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
     lines = _lines(path)
     _, first = next(lines, (0, b""))
     try:
-        found = msgspec.json.decode(first, type=header)
+        found = msgspec.json.decode(first, type=described(header))
         named = msgspec.json.decode(first, type=dict[str, object])
     except (ValueError, RecursionError) as error:  # msgspec's own, text that is not UTF-8, endless nesting
         raise RecordFileError(f"{path}, line 1: no {schema} header: {error}") from error
@@ -136,7 +137,7 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
         raise RecordFileError(f"{path}, line 1: schema is {found.schema!r}, expected {schema!r}")
 
     def events() -> Iterator[_Event]:
-        decoder = msgspec.json.Decoder(event)
+        decoder = msgspec.json.Decoder(described(event))
         for number, line in lines:
             try:
                 str(line, "utf-8")  # the decoder passes over names that it does not know, however they are damaged

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from assay.reference_broker.trace.conformance import CaseResult, Header, WireLine, read_report
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
 from assay.reference_broker.trace.results import read_result
 from assay.reference_broker.trace.schema import LatencySample
@@ -74,7 +75,7 @@ def _conformance(path: Path) -> Iterator[str]:
 
 
 def _transcript(path: Path) -> Iterator[str]:
-    yield from _lines_of(path, msgspec.json.Decoder(WireLine).decode)
+    yield from _lines_of(path, msgspec.json.Decoder(described(WireLine)).decode)
 
 
 def _histograms(path: Path) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _histograms(path: Path) -> Iterator[str]:
         count: int
         histogram: str
 
-    yield from _lines_of(path, msgspec.json.Decoder(Line).decode)
+    yield from _lines_of(path, msgspec.json.Decoder(described(Line)).decode)
 
 
 def _lines_of(path: Path, decode: Callable[[bytes], object]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.schema import Record
 
 RESULT_SCHEMA: Literal["assay.result/1"] = "assay.result/1"
@@ -176,4 +177,4 @@ def write_result(folder: Path, result: RunResult) -> Path:
 
 def read_result(path: Path) -> RunResult:
     """Read a ``result.json``. Raises :class:`msgspec.ValidationError` with the path of the offending key."""
-    return msgspec.json.decode(path.read_bytes(), type=RunResult)
+    return msgspec.json.decode(path.read_bytes(), type=described(RunResult))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from assay.reference_broker.trace.described import described
+
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """A client connects the transport of ``slot``, which must be free."""
@@ -84,7 +86,7 @@ def save_replay(path: Path, replay: Replay) -> None:
 def load_replay(path: Path) -> Replay:
     """Read a replay. Raises :class:`ReplayError`, :class:`OSError`."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Replay)
+        return msgspec.json.decode(path.read_bytes(), type=described(Replay))
     except msgspec.MsgspecError as error:
         message = f"{path} is no replay of `assay fuzz`: {error}"
         raise ReplayError(message) from error

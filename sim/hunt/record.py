@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from assay.faults.scenario import Scenario, ScenarioError, find_scenario, parse_scenario
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml
 from assay.sim.hunt.explore import SeedOutcome
 from assay.sim.hunt.findings import FindingClass
@@ -92,7 +93,7 @@ def parse_record(text: str, *, where: str = "record") -> FindingRecord:
         return FindingRecord(scenario=parse_scenario(data, where=where))
     scenario = parse_scenario(data.get("scenario"), where=f"{where}: scenario")
     try:
-        return msgspec.convert({**data, "scenario": msgspec.to_builtins(scenario)}, FindingRecord)
+        return msgspec.convert({**data, "scenario": msgspec.to_builtins(scenario)}, described(FindingRecord))
     except msgspec.ValidationError as error:
         message = f"{where}: {error}"
         raise ScenarioError(message) from error

@@ -23,6 +23,7 @@ from assay.conformance.checkers.tables import DLQ_PREFIX
 from assay.faults.fault_kinds import FORMS, names_a_client, why_only_simulated
 from assay.faults.scenario import Fault, FaultKind, QueueWorkload, Scenario, ScenarioWorld
 from assay.faults.workload import client_names
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.fault_classes import CRASHING
 from assay.reference_broker.trace.file_kinds import FileKind
 from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
@@ -309,7 +310,7 @@ def _fault(rng: random.Random, kind: FaultKind, at_s: float, scenario: Scenario,
     if isinstance(drawn_files := fields.get("files"), FileKind):
         written = files_of(scenario.workload, drawn_files)
         fields["files"] = rng.choice(written) if len(written) > 1 else written[0]
-    return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": target, **fields}, Fault)
+    return msgspec.convert({"at_s": at_s, "kind": kind, "for_s": for_s, "target": target, **fields}, described(Fault))
 
 
 def _companions(

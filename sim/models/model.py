@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from assay.reference_broker.trace.described import described
 from assay.reference_broker.trace.results import Band, Check, Series, Verdict, worst
 from assay.reference_broker.trace.schema import LatencyOperation
 from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
@@ -221,7 +222,7 @@ def load_parameters(
         if place is None:
             continue
         try:
-            found = msgspec.convert(read_yaml(place), ParameterFile)
+            found = msgspec.convert(read_yaml(place), described(ParameterFile))
         except (OSError, YamlError, msgspec.ValidationError) as error:
             message = f"{place}: {error}"
             raise ModelError(message) from error
@@ -236,7 +237,9 @@ def load_parameters(
         entries[name] = Parameter(value=value, source="command line")
     values = {name: entry.value for name, entry in entries.items()}
     try:
-        return msgspec.convert(values, model.parameters), {name: entry.source for name, entry in entries.items()}
+        return msgspec.convert(values, described(model.parameters)), {
+            name: entry.source for name, entry in entries.items()
+        }
     except msgspec.ValidationError as error:
         message = f"parameters of {model.name}: {error}"
         raise ModelError(message) from error

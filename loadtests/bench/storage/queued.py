@@ -12,6 +12,7 @@ import msgspec
 from assay.loadtests.bench.storage.measurement import MeasuredRow, RowSpec
 from assay.loadtests.bench.storage.plan import Progress, StoragePlan
 from assay.loadtests.bench.storage.queued_messages import Line, QueuedFigures
+from assay.reference_broker.trace.described import described
 
 _MEGA = 1e6
 _END_TIMEOUT_S = 10.0
@@ -82,7 +83,7 @@ def _run_child(plan: StoragePlan, folder: Path, what: str, progress: Progress, *
 
 
 def _read_lines(stdout: IO[bytes], plan: StoragePlan, what: str, progress: Progress) -> QueuedFigures | None:
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(described(Line))
     progress(what, 0.0)
     for raw in stdout:
         line = decoder.decode(raw)

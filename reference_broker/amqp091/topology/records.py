@@ -27,6 +27,7 @@ from assay.reference_broker.amqp091.topology.arguments import Arguments
 from assay.reference_broker.amqp091.topology.bindings import Binding, Destination, DestinationKind
 from assay.reference_broker.amqp091.topology.tables import ExchangeKind
 from assay.reference_broker.routing.properties import MessageProperties, decode_properties, encode_properties
+from assay.reference_broker.trace.described import described
 
 FORMAT_VERSION: Final = 1
 RECORD_PREFIX: Final = b"a"
@@ -100,7 +101,7 @@ def declaration_of(vhost: str, queue: str, stored: StoredQueue) -> str:
 def declared_in(text: str) -> tuple[str, str, StoredQueue]:
     """The opposite: virtual host, name, record. Raises :class:`ValueError`, :class:`msgspec.MsgspecError`."""
     version, vhost, queue, stored = msgspec.msgpack.decode(
-        base64.b64decode(text, validate=True), type=tuple[int, str, str, StoredQueue]
+        base64.b64decode(text, validate=True), type=described(tuple[int, str, str, StoredQueue])
     )
     if version != FORMAT_VERSION:
         message = f"it is of format {version}; this version reads format {FORMAT_VERSION}"
@@ -150,7 +151,7 @@ def decode(data: bytes, kind: type[StoredT]) -> StoredT:
     if data[:1] != bytes((FORMAT_VERSION,)):
         message = f"it is of format {data[:1].hex() or 'none'}; this version reads format {FORMAT_VERSION:02x}"
         raise ValueError(message)
-    return msgspec.msgpack.decode(data[1:], type=kind)
+    return msgspec.msgpack.decode(data[1:], type=described(kind))
 
 
 class Held:

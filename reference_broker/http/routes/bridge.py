@@ -12,6 +12,7 @@ from assay.reference_broker.config import Scope
 from assay.reference_broker.http.areas import SLASH, Area, Asked, Body
 from assay.reference_broker.http.routes.messages import PUBLISH_ERRORS
 from assay.reference_broker.queues import QueueErrorCode
+from assay.reference_broker.trace.described import described
 
 AREA = Area("bridge", "FluxMQ's bridge: publishes to topics.", prefix="")
 _Q = QueueErrorCode
@@ -33,5 +34,7 @@ async def publish_raw(
 ) -> Published:
     """Publish the body, as it is, to ``m/<topic>``."""
     payload = await call.request.body()
-    wanted = msgspec.convert({"topic": f"m/{topic.replace(SLASH, '/')}", "qos": qos, "retain": retain}, Publication)
+    wanted = msgspec.convert(
+        {"topic": f"m/{topic.replace(SLASH, '/')}", "qos": qos, "retain": retain}, described(Publication)
+    )
     return await publish_to_topic(call.service, call.caller, msgspec.structs.replace(wanted, payload=payload))

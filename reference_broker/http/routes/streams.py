@@ -28,6 +28,7 @@ from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.subscribe_options import AckMode, SubscribeOptions
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import TopicError, validate_filter
+from assay.reference_broker.trace.described import described
 
 AREA = Area("streams", "Messages as they come.")
 SOCKETS = APIRouter(prefix=PREFIX)
@@ -257,7 +258,7 @@ class _Socket:
         while True:
             text = await self._websocket.receive_text()
             try:
-                heard = msgspec.json.decode(text, type=Heard)
+                heard = msgspec.json.decode(text, type=described(Heard))
                 if heard.credit is not None:
                     self._credit += heard.credit
                     self._has_credit.set()

@@ -10,6 +10,7 @@ import msgspec
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.messages.durations import parse_duration_ms, parse_time_ms
 from assay.reference_broker.queues.messages.publish_options import PublishOptions, bad_option, priority_named
+from assay.reference_broker.trace.described import described
 
 Properties = tuple[tuple[str, str], ...]
 
@@ -27,6 +28,7 @@ DELAY_ID = "delay-id"
 """Names a delayed message, to cancel it."""
 
 _MAX_TRANSACTION_ID_BYTES = 1_024
+_OPTIONS = described(PublishOptions)
 
 
 def _whole(limit: int) -> Callable[[str], int]:
@@ -105,7 +107,7 @@ def options_of(properties: Properties) -> PublishOptions:
         raise bad_option("a message has a delay or a deliver-at time, not both")
     if fields.get("ttl_ms") == 0:
         raise bad_option(f"the user property {TTL} must be longer than 0")
-    return msgspec.convert(fields, PublishOptions)
+    return msgspec.convert(fields, _OPTIONS)
 
 
 _TOLD = frozenset((RECEIPT, DELAY, DELIVER_AT))

@@ -15,6 +15,7 @@ from assay.reference_broker.queues.groups.subscribe_options import (
     parse_cursor,
 )
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.trace.described import described
 
 CURSOR: Final = "cursor"
 ACK_MODE: Final = "ack-mode"
@@ -68,7 +69,7 @@ def parse_subscribe_options(properties: Iterable[tuple[str, str]]) -> SubscribeO
             found[field] = parser(value)
         except ValueError as error:
             raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name}: {error}") from error
-    return msgspec.convert(found, SubscribeOptions) if found else DEFAULT_OPTIONS
+    return msgspec.convert(found, described(SubscribeOptions)) if found else DEFAULT_OPTIONS
 
 
 def lasting_properties(properties: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -29,6 +29,7 @@ import msgspec
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.properties import decode_properties, encode_properties
+from assay.reference_broker.trace.described import described
 
 FORMAT_VERSION = 1
 VERSION_KEY = b"v"
@@ -114,11 +115,11 @@ class StoredProgress(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
 
 encode = msgspec.msgpack.Encoder().encode
-_SESSION_DECODER = msgspec.msgpack.Decoder(StoredSession)
-_SUBSCRIPTION_DECODER = msgspec.msgpack.Decoder(StoredSubscription)
-_ENTRY_DECODER = msgspec.msgpack.Decoder(StoredEntry)
-_PROGRESS_DECODER = msgspec.msgpack.Decoder(StoredProgress)
-_MESSAGE_DECODER = msgspec.msgpack.Decoder(StoredMessage)
+_SESSION_DECODER = msgspec.msgpack.Decoder(described(StoredSession))
+_SUBSCRIPTION_DECODER = msgspec.msgpack.Decoder(described(StoredSubscription))
+_ENTRY_DECODER = msgspec.msgpack.Decoder(described(StoredEntry))
+_PROGRESS_DECODER = msgspec.msgpack.Decoder(described(StoredProgress))
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(described(StoredMessage))
 
 
 def stored_message(message: Message) -> StoredMessage:

@@ -9,6 +9,7 @@ import msgspec
 
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.trace.described import described
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 
@@ -32,7 +33,7 @@ class AdminRequest(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.payload) > MAX_REQUEST_BYTES:
             raise QueueError(QueueErrorCode.TOO_LARGE, f"a request has at most {MAX_REQUEST_BYTES} bytes")
         try:
-            return msgspec.json.decode(self.payload or b"{}", type=kind)
+            return msgspec.json.decode(self.payload or b"{}", type=described(kind))
         except (ValueError, RecursionError) as error:
             raise QueueError(QueueErrorCode.BAD_OPTION, f"the request is not what is expected: {error}") from error
 

@@ -14,6 +14,7 @@ import msgspec
 from assay.reference_broker.queues.jobs.confirms import Confirm, call_all
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.control_records import Outcome, RecordMark
+from assay.reference_broker.trace.described import described
 
 REMEMBERED_SEQUENCES = 32
 """A publisher that repeats one of its last so many messages gets the offset of the first; older ones are refused."""
@@ -235,7 +236,7 @@ class PartitionProducers:
     @classmethod
     def restore(cls, data: bytes) -> PartitionProducers:
         """Raises :class:`ValueError`."""
-        found = msgspec.msgpack.decode(data, type=_Snapshot)
+        found = msgspec.msgpack.decode(data, type=described(_Snapshot))
         restored = cls(found.covered)
         restored.floor = found.floor
         restored.windows = found.windows

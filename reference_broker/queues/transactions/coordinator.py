@@ -23,6 +23,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, sync
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import KeyedState, QueueStore
 from assay.reference_broker.queues.jobs.timed_state import TimedState
+from assay.reference_broker.trace.described import described
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.transactions.transaction import Transaction
@@ -110,12 +111,12 @@ class Coordinator(SyncPoint):
             self._reserved = max(self._reserved, int(value))
         elif key.startswith(_PRODUCER):
             name = key[len(_PRODUCER) :].decode()
-            producer = msgspec.msgpack.decode(value, type=Producer)
+            producer = msgspec.msgpack.decode(value, type=described(Producer))
             self._note(name, producer)
             # The reservation may be lost and the producer not, while nothing was durable.
             self._reserved = max(self._reserved, producer.id + 1)
         elif key.startswith(_DECISION):
-            self.decisions[key[len(_DECISION) :].decode()] = msgspec.msgpack.decode(value, type=Decision)
+            self.decisions[key[len(_DECISION) :].decode()] = msgspec.msgpack.decode(value, type=described(Decision))
         elif key.startswith(_PARTITION):
             queue, _, index = key[len(_PARTITION) :].decode().rpartition(":")
             self.partitions[queue, int(index)] = value

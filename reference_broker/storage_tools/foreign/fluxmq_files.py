@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.trace.described import described
 
 GROUPS_FOLDER = "groups"
 CONFIG_PATH = "config/queues.json"
@@ -262,7 +263,7 @@ def decode_pending_shard(data: bytes) -> PendingShardFile:
     return found
 
 
-_OPERATION = msgspec.json.Decoder(Operation)
+_OPERATION = msgspec.json.Decoder(described(Operation))
 
 
 def decode_operations(data: bytes) -> OperationLog:
@@ -288,7 +289,7 @@ def decode_operations(data: bytes) -> OperationLog:
 
 def _decode(data: bytes, kind: type[_Decoded], what: str) -> _Decoded:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=described(kind))
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise FluxMQFileError(f"the {what} cannot be read: {error}") from error
 

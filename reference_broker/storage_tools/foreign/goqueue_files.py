@@ -16,6 +16,7 @@ from datetime import datetime
 import msgspec
 
 from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.trace.described import described
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -84,7 +85,7 @@ def decode_offsets(data: bytes) -> GroupOffsets:
     if len(data) > MAX_OFFSETS_BYTES:
         raise GoQueueFileError(f"{len(data)} bytes of committed offsets; at most {MAX_OFFSETS_BYTES} are read")
     try:
-        offsets = msgspec.json.decode(data, type=GroupOffsets)
+        offsets = msgspec.json.decode(data, type=described(GroupOffsets))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GoQueueFileError(f"the committed offsets cannot be read: {error}") from error
     for topic in offsets.topics.values():
