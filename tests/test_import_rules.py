@@ -26,6 +26,7 @@ PACKAGES = (
     "mutation",
 )
 TRACE = "reference_broker.trace"
+DESCRIBED = "reference_broker.trace.described"
 CONFIG = "reference_broker.config"
 ROUTING = "reference_broker.routing"
 QUEUES = "reference_broker.queues"
@@ -100,12 +101,12 @@ RULES: dict[str, tuple[str, ...]] = {
     CONFIG_SCHEMAS: (CONFIG_MQTT, CONFIG_NUMBERS),
     CONFIG_TRACING: (CONFIG_MQTT, CONFIG_NUMBERS),
     CONFIG_WEBHOOKS: (CONFIG_MQTT, CONFIG_NUMBERS),
-    SCHEMAS: (QUEUES, ROUTING, CONFIG, CONFIG_SCHEMAS),
+    SCHEMAS: (QUEUES, ROUTING, CONFIG, CONFIG_SCHEMAS, DESCRIBED),
     CONFIG_MQTT: (CONFIG_NUMBERS,),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
     CONFIG_FILES: (CONFIG, TRACE),
-    ROUTING: (),
+    ROUTING: (DESCRIBED,),
     QUEUES: (ROUTING, CONFIG, TRACE),
     # Each room may know those before it.
     **{
@@ -118,23 +119,23 @@ RULES: dict[str, tuple[str, ...]] = {
     MQTT: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
     # Sessions know no bytes, and packets no state.
     f"{MQTT}.wire": (ROUTING, CONFIG),
-    f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG, f"{CORE}.tenant"),
+    f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG, f"{CORE}.tenant", DESCRIBED),
     f"{MQTT}.batches": (f"{MQTT}.wire", f"{MQTT}.queue_topics", QUEUES, ROUTING),
     f"{MQTT}.sessions": (f"{MQTT}.queue_topics", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     AMQP091: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
     f"{AMQP091}.wire": (ROUTING,),
-    f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING),
+    f"{AMQP091}.topology": (f"{AMQP091}.wire", ROUTING, DESCRIBED),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
     NODE: (SCHEMAS, CORE, QUEUES, ROUTING, STORAGE, MQTT, AMQP091, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
     # What faces of requests and answers share knows none of them.
     API: (NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
     HTTP: (SCHEMAS, API, NODE, CORE, QUEUES, ROUTING, MQTT, CONFIG, TRACE, AUTH),
     # Of a program of its own: it knows the interface, and nothing of a broker.
-    CLIENTS: (f"{GRPC}.schema", f"{GRPC}.errors"),
+    CLIENTS: (f"{GRPC}.schema", f"{GRPC}.errors", DESCRIBED),
     # It asks a broker, whatever that is.
-    COMMANDS: (f"{CLIENTS}.http_client", f"{CLIENTS}.shared", f"{TRACE}.terminal"),
+    COMMANDS: (f"{CLIENTS}.http_client", f"{CLIENTS}.shared", f"{TRACE}.terminal", DESCRIBED),
     GRPC: (API, CORE, QUEUES, ROUTING, CONFIG),
-    COAP: (API, QUEUES, CONFIG),
+    COAP: (API, QUEUES, CONFIG, DESCRIBED),
     SERVER: (HTTP, GRPC, COAP, API, NODE, f"{AMQP091}.wire", CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (SCHEMAS, STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
