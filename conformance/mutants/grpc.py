@@ -17,6 +17,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
+from assay.reference_broker.queues.groups.contents import QueueContents
 
 Serve = Callable[[Any, Any], Awaitable[Any]]
 Make = Callable[[Serve, Any], Serve]
@@ -417,6 +418,11 @@ _told_as("grpc-quotas-are-unavailable", "a quota is told as a broker that is not
 @mutant("grpc-unknown-has-no-number", "what is unknown has none of GoQueue's numbers")
 def unknown_has_no_number(patch: Patch) -> None:
     _told(patch, lambda tell, error, is_goqueue: tell(error, is_goqueue=is_goqueue and error.code not in _UNKNOWN))
+
+
+@mutant("grpc-readers-settle-for-all", "what a consumer without a group has read is removed before a first group comes")
+def readers_settle_for_all(patch: Patch) -> None:
+    patch.replace(QueueContents, "has_lasting_groups", property(lambda self: bool(self.groups)))
 
 
 @variation("any-grpc-late", "every message takes a while", freedom="no rule says how soon a server answers")

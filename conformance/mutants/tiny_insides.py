@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from assay.conformance.mutants import Patch, variation
+from assay.reference_broker.queues.limits import limits
+from assay.reference_broker.queues.limits.limits import QueueLimits
 
 BROKER: Final = "assay.reference_broker"
+_A_MOMENT_S: Final = 0.05
 _SMALLEST_UNIQUE: Final = 257
 """Smaller numbers are one object wherever they come from."""
 
@@ -105,6 +109,25 @@ def tiny_insides(patch: Patch) -> None:
     for place, constants in TINY.items():
         for name, value in constants.items():
             resize(patch, place, name, value)
+
+
+@variation(
+    "any-settled-is-gone",
+    "what every group of a queue has settled is removed within a moment, however little it is",
+    # Q-DURA-08: nothing is deleted before every group there is has settled it; nothing says that it stays after.
+)
+def settled_is_gone(patch: Patch) -> None:
+    resize(patch, "queues.groups.group_state", "SETTLED_PER_TRIM", 1)
+
+    def make(original: Callable[[QueueLimits], None]) -> Callable[[QueueLimits], None]:
+        def trim(self: QueueLimits) -> None:
+            self.free_settled(self._agenda.now)
+            original(self)
+
+        return trim
+
+    patch.wrap(QueueLimits, "trim", make)
+    patch.replace(limits, "_TRIM_INTERVAL_S", _A_MOMENT_S)
 
 
 def usual_size(place: str, name: str) -> int:

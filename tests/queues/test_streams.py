@@ -19,7 +19,7 @@ _STREAM: dict[str, Any] = {"retention": {"keep_settled": True, "segment_bytes": 
 def _filled(bench: QueueBench, count: int = 40) -> None:
     for number in range(count):
         bench.publish(f"{number:03}" + "x" * 400)
-    bench.turn()
+        bench.turn()  # what comes in one turn is in one segment
 
 
 def test_what_everybody_has_settled_stays(bench_with: Benches) -> None:
@@ -86,3 +86,65 @@ def test_what_a_consumer_says_of_a_group_that_is_gone_harms_nobody(bench_with: B
     consumer.leave()
     bench.turn()
     assert bench.engine.next_deadline() is None or bench.engine.next_deadline() > bench.now
+
+
+def _read_and_left_behind(bench: QueueBench) -> None:
+    """A group of a reader's own settles what is there, and segments go that every group has settled."""
+    reader = bench.consumer("reader", group="own", transient=True)
+    bench.turn()
+    for delivery in reader.take():
+        reader.ack(delivery)
+        bench.now += 0.5
+        bench.turn()
+    reader.leave()
+    bench.turn()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_reader_without_a_group_has_read_is_there_for_the_first_group(bench_with: Benches, stays: bool) -> None:
+    bench = bench_with(MemoryDisk(), retention={"segment_bytes": 4_096})
+    _filled(bench)
+    if stays:
+        bench.consumer("stays", group="another", cursor=LATEST, transient=True)
+    _read_and_left_behind(bench)
+    _filled(bench, 1)
+    first = bench.consumer("a", group="a")
+    bench.turn()
+    assert len(first.got) == 41
+
+
+def test_what_it_has_read_counts_where_no_group_holds_the_queue_below_its_limit(bench_with: Benches) -> None:
+    bench = bench_with(MemoryDisk(), max_depth=10)
+    reader = bench.consumer("reader", group="own", transient=True)
+    for number in range(15):
+        bench.publish(f"{number}")
+        bench.turn()
+        for delivery in reader.take():
+            reader.ack(delivery)
+        bench.turn()
+    reader.leave()
+    bench.turn()
+    first = bench.consumer("a", group="a")
+    bench.turn()
+    assert len(first.got) == 15, "none that was confirmed is given up"
+
+
+def test_dead_letters_that_it_has_read_are_there_for_others(bench_with: Benches) -> None:
+    bench = bench_with(MemoryDisk(), retry={"max_retries": 0})
+    consumer = bench.consumer("a", group="a")
+    for value in "abc":
+        bench.publish(value)
+    bench.turn()
+    for delivery in consumer.take():
+        consumer.reject(delivery)
+    bench.turn()
+    reader = bench.consumer("reader", queue="$dlq/q", group="own", transient=True)
+    bench.turn()
+    for delivery in reader.take():
+        reader.ack(delivery)
+    bench.turn()
+    reader.leave()
+    bench.turn()
+    other = bench.consumer("b", queue="$dlq/q", group="b")
+    bench.turn()
+    assert other.values == ["a", "b", "c"]

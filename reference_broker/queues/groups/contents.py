@@ -32,6 +32,11 @@ class QueueContents:
         """Groups of people: without the broker's own."""
         return {name: group for name, group in self.groups.items() if name != MARK_GROUP}
 
+    @property
+    def has_lasting_groups(self) -> bool:
+        """Whether there is a group that says what is kept: a reader without one settles for nobody else."""
+        return any(not group.transient for group in self.groups.values())
+
     # -- how many ------------------------------------------------------------------------------------------------
 
     @property

@@ -52,7 +52,7 @@ def starting_cursors(contents: QueueContents, position: CursorPosition | None) -
     if position is None or position.kind is CursorKind.COMMITTED:
         position = LATEST if contents.config.group.start is GroupStart.LATEST else EARLIEST
     starts = [resolve(position, partition, partition.head) for partition in contents.partitions]
-    if not contents.groups or position.kind is not CursorKind.EARLIEST:
+    if not contents.has_lasting_groups or position.kind is not CursorKind.EARLIEST:
         return starts
     ends = [partition.log.next_offset for partition in contents.partitions]
     total = sum(ends) - sum(starts)

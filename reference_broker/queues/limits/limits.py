@@ -325,7 +325,7 @@ class QueueLimits(TimeToLive):
     def trim(self) -> None:
         """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
         contents = self._contents
-        if contents.groups:
+        if contents.has_lasting_groups:
             self._to_trim = len(contents.partitions)
             self.trim_some()
 
@@ -350,7 +350,7 @@ class QueueLimits(TimeToLive):
             self._to_trim = 0
             return
         is_freeing = self._agenda.now <= self._frees_until
-        groups, partitions = list(contents.groups.values()), contents.partitions
+        groups, partitions = list(contents.groups.values()) if contents.has_lasting_groups else [], contents.partitions
         count = min(self._to_trim, max(1, LOOKED_AT // max(1, len(groups))))
         self._to_trim -= count
         for _ in range(count if groups or is_freeing else 0):
@@ -393,11 +393,11 @@ class QueueLimits(TimeToLive):
     def retain(self, now: float) -> bool:
         """Apply the retention limits; where the disk fails, later again. False: there are more partitions."""
         contents, policy = self._contents, self._retention
-        past_groups = self._contents.config.retention.past_groups
+        keeps = contents.has_lasting_groups and not contents.config.retention.past_groups
         first, most = self._retain_turn, max(1, LOOKED_AT // (1 + len(contents.groups)))
         self._retain_turn = first + most if first + most < len(contents.partitions) else 0
         for partition in contents.partitions[first : first + most]:
-            low = None if past_groups or not contents.groups else contents.low_watermark(partition.index)
+            low = contents.low_watermark(partition.index) if keeps else None
             needed_from = partition.kept_from(low)
             try:
                 partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)

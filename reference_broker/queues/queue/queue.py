@@ -516,7 +516,8 @@ class DurableQueue(EnqueuePath):
         created.start_at(starts)
         if others:
             inherit(created, others, self._agenda.now)
-            self.retire_mark()
+            if not transient:
+                self.retire_mark()
         created.begin(waits=self.is_new)
         # With its log: a broker that is killed in between would find a group that begins at the first message.
         created.write(self._agenda.now)
@@ -529,7 +530,7 @@ class DurableQueue(EnqueuePath):
         Raises :class:`QueueError` (STORAGE_FAILED).
         """
         self.retire_mark()
-        if self.groups:
+        if self.contents.has_lasting_groups:
             return
         starts = [partition.head for partition in self.partitions]
         try:
@@ -541,7 +542,8 @@ class DurableQueue(EnqueuePath):
     def retire_mark(self) -> None:
         """The broker's own group is not needed beside another. Where it cannot go now it goes later."""
         mark = self.groups.get(MARK_GROUP)
-        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.moving_count:
+        lasting = sum(not group.transient for group in self.groups.values())
+        if mark is None or lasting == 1 or mark.is_syncing or mark.moving_count:
             return
         with suppress(LogError):
             self.delete_group_now(mark)
@@ -624,8 +626,9 @@ class DurableQueue(EnqueuePath):
 
     def _leave_mark(self, group: ConsumerGroup) -> None:
         """The last group of a dead-letter queue goes: the broker's own remembers what it had settled."""
-        others = self.groups.keys() - {group.group_id, *(each.group_id for each in self.leaving)}
-        if is_dead_letter(self.name) and not others and group.group_id != MARK_GROUP:
+        others = [each for each in self.groups.values() if each is not group and not each.transient]
+        is_last = not group.transient and all(each in self.leaving for each in others)
+        if is_dead_letter(self.name) and is_last and group.group_id != MARK_GROUP:
             mark = self._open_group(MARK_GROUP, "")
             mark.start_at([group.low(partition.index) for partition in self.partitions])
             inherit(mark, [group], self._agenda.now)
@@ -633,7 +636,8 @@ class DurableQueue(EnqueuePath):
 
     def _drop_group(self, group: ConsumerGroup) -> None:
         """With the last one goes what it had settled, but for as much as the limits let a group to come have of it."""
-        starts = starting_cursors(self.contents, EARLIEST) if len(self.groups) == 1 else []
+        is_last = len(self.groups) == 1 and not group.transient
+        starts = starting_cursors(self.contents, EARLIEST) if is_last else []
         del self.groups[group.group_id]
         del self._dispatchers[group]
         for partition, start in zip(self.partitions, starts, strict=False):
