@@ -66,15 +66,20 @@ EVERYONE = {
     ),  # a partition of a queue is ordered across topics
     "any-slow-answers+any-answers-in-any-order": ("mqtt311", "mqtt5", "queue"),
     "any-late-acknowledgements+any-late-wills+any-late-end+any-late-forgetting": ("mqtt311", "mqtt5", "queue"),
-    "any-says-little+any-pingresp-last+any-late-qos-0+any-retained-after-live": ("mqtt311", "mqtt5", "queue"),
+    "any-says-little+any-pingresp-last+any-late-qos-0+any-retained-after-live+any-settled-is-gone": (
+        "mqtt311",
+        "mqtt5",
+        "queue",
+    ),
     "any-tiny-insides": ("mqtt311", "mqtt5", "queue"),
     "any-amqp-late-and-in-pieces+any-amqp-small-frames+any-amqp-skipped-tags+any-amqp-other-names"
     "+any-amqp-missing-is-an-error+any-amqp-damage-without-a-word+any-amqp-back-in-any-order"
     "+any-amqp-codes-of-others+any-amqp-expirations-are-moments+any-amqp-any-x-match": ("amqp091",),
     "any-amqp-heartbeats-between+any-amqp-confirms-one-by-one+any-amqp-other-codes+any-amqp-late-closes"
-    "+any-amqp-logins-end-silently+any-amqp-headers-bound-by-key+any-amqp-no-bindings-between-exchanges": ("amqp091",),
-    "any-http-late+any-http-in-pieces+any-http-closes+any-http-other-words": ("http",),
-    "any-grpc-late+any-grpc-other-words": ("grpc",),
+    "+any-amqp-logins-end-silently+any-amqp-headers-bound-by-key+any-amqp-no-bindings-between-exchanges"
+    "+any-settled-is-gone": ("amqp091",),
+    "any-http-late+any-http-in-pieces+any-http-closes+any-http-other-words+any-settled-is-gone": ("http",),
+    "any-grpc-late+any-grpc-other-words+any-settled-is-gone": ("grpc",),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""

@@ -114,7 +114,8 @@ def tiny_insides(patch: Patch) -> None:
 @variation(
     "any-settled-is-gone",
     "what every group of a queue has settled is removed within a moment, however little it is",
-    # Q-DURA-08: nothing is deleted before every group there is has settled it; nothing says that it stays after.
+    freedom="Q-DURA-08: nothing is deleted before every group there is has settled it; nothing says that it stays for "
+    "a group to come",
 )
 def settled_is_gone(patch: Patch) -> None:
     resize(patch, "queues.groups.group_state", "SETTLED_PER_TRIM", 1)

@@ -470,9 +470,11 @@ async def times(ctx: GrpcContext) -> None:
 async def anywhere(ctx: GrpcContext) -> None:
     """Offsets are reset to the latest, and to any, of all partitions or of some, and tell where the group was before.
 
-    All are fetched where none is named; one that there is not has an error of its own.
+    All are fetched where none is named; one that there is not has an error of its own. Another group settles nothing,
+    so that all of it is kept.
     """
     topic, group = await ctx.queue(2), ctx.name("g")
+    await _assigned(ctx, ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id="keeps", consumer_id="k"))
     stream = ctx.stream(f"{CONSUME}/Subscribe", topics=[topic], group_id=group, consumer_id="one")
     for partition in (0, 1):
         await _publish(ctx, topic, b"a", b"b", b"c", partition=partition)

@@ -113,10 +113,11 @@ async def many_queues(ctx: HttpContext) -> None:
 async def one_partition(ctx: HttpContext) -> None:
     """A reset that names a partition sets that one back, and leaves what was settled of the others.
 
-    Two partitions, both of which were settled.
+    Two partitions, both of which were settled; another group keeps what it has not.
     """
     queue = await ctx.queue(partitions=2)
     await ctx.fill(queue, *({"payload": str(number), "partition": number} for number in (0, 1)))
+    await ctx.take_all(queue, 2, group="keeps")
     ctx.status(await ctx.settle(queue, "accept", *await ctx.take_all(queue, 2)), 200)
     reset = await ctx.me.post(f"{API}/queues/{queue}/groups/g/reset", {"to": "earliest", "partition": 1})
     ctx.same("the cursor", reset.at("cursors", "1"), 0)

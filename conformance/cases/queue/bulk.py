@@ -10,13 +10,14 @@ import asyncio
 from assay.conformance.case import CaseContext
 from assay.conformance.connection import FIRST_FAILURE_CODE
 from assay.conformance.outcome import CaseFailureError
-from assay.conformance.wire import Connack, Properties, Publish, Subscribe, Subscription, encode
+from assay.conformance.wire import Connack, Decoder, Properties, Publish, Subscribe, Subscription, encode
 
 _VERSION = 5
 _BLOCK = 1_000
 _PUBLISH, _PUBACK = 3, 4
 _SHORT_PUBACK_BYTES = 4
-_WINDOW = 500
+_WINDOW, _LEAST = 500, 100
+"""Unconfirmed publishes: as many as that where the server takes them, and no fewer than would take minutes."""
 _READ_BYTES = 262_144
 
 
@@ -28,15 +29,23 @@ class BulkClient:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._rest = b""
+        self._window = _WINDOW
         self._first: list[bytes] = []
         """Read already, and not looked at."""
 
     async def connect(self) -> None:
-        """Connect with a fresh client id and the largest Receive Maximum."""
+        """Connect with a fresh client id and the largest Receive Maximum.
+
+        A server that takes few publishes at a time is asked nothing.
+        """
         self._reader, self._writer = await asyncio.open_connection(self.ctx.endpoint.host, self.ctx.endpoint.port)
         packet = self.ctx.connect_packet(version=_VERSION, properties=Properties(receive_maximum=65_535))
         self._writer.write(encode(packet, _VERSION))
-        await self._frame(Connack.type)
+        (connack,) = Decoder(_VERSION).feed(await self._frame(Connack.type))
+        if isinstance(connack, Connack):
+            self._window = min(_WINDOW, connack.properties.receive_maximum or _WINDOW)
+        if self._window < _LEAST:
+            self.ctx.unsupported(f"the broker takes {self._window} unconfirmed messages of a client at a time")
         self.ctx.note(f"{self.name}: connected as {packet.client_id}")
 
     def close(self) -> None:
@@ -61,10 +70,10 @@ class BulkClient:
             self._rest = data[at:]
         return frames
 
-    async def _frame(self, kind: int) -> None:
+    async def _frame(self, kind: int) -> bytes:
         for frame in await self._frames():
             if frame[0] >> 4 == kind:
-                return
+                return frame
         message = f"{self.name}: expected a packet of type {kind}"
         raise CaseFailureError(message)
 
@@ -74,8 +83,8 @@ class BulkClient:
         frame = encode(packet, _VERSION)
         id_at = frame.index(queue.encode()) + len(queue)
         head, middle = frame[:id_at], frame[id_at + 2 : -8]
-        for first in range(0, count, _WINDOW):
-            numbers = range(first, min(first + _WINDOW, count))
+        for first in range(0, count, self._window):
+            numbers = range(first, min(first + self._window, count))
             self._writer.write(
                 b"".join(
                     head + (1 + number % _WINDOW).to_bytes(2, "big") + middle + b"%08d" % number for number in numbers
