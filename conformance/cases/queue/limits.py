@@ -618,7 +618,7 @@ async def retention_keeps(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     seen: list[bytes] = []
     while not seen or seen[-1] != payloads[-1]:
-        delivery = await consumer.expect(Publish)
+        delivery = await consumer.expect_publish()
         seen.append(delivery.payload)
         await settle(ctx, consumer, queue, "ack", delivery)
     ctx.must(

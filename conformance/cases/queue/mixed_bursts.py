@@ -78,10 +78,10 @@ class _Mixer:
             if qos == 2:
                 self.received.append(packet_id)
 
-    def _settlements(self, burst: _Burst, count: int) -> None:
-        """In the order in which they came, or any; then perhaps some of them once more, which counts for nothing."""
+    def _settlements(self, burst: _Burst, count: int, left: int) -> None:
+        """In the order in which they came, or any; then perhaps one of them once more, which counts for nothing."""
         chosen = list(self.held)[:count] if self.rng.random() < 0.7 else self.rng.sample(list(self.held), count)
-        self._settle(burst, [*chosen, *(chosen[:1] if self.rng.random() < 0.2 else [])])
+        self._settle(burst, [*chosen, *(chosen[:1] if self.rng.random() < 0.2 and count < left else [])])
 
     def _settle(self, burst: _Burst, payloads: Sequence[bytes]) -> None:
         for payload in payloads:
@@ -106,12 +106,13 @@ class _Mixer:
         return burst
 
     def burst(self) -> _Burst:
-        burst, left = _Burst(), self.window
+        # Those that are to be released count until the server has completed them.
+        burst, left = _Burst(), self.window - len(self.received)
         self.release(burst)
         while left > 0 and (len(burst.packets) < 3 or self.rng.random() < 0.8):
             count = min(left, self.rng.choice((1, 2, 5, 12)))
             if self.held and self.rng.random() < 0.4:
-                self._settlements(burst, min(count, len(self.held)))
+                self._settlements(burst, min(count, len(self.held)), left)
                 left -= 1
             else:
                 self._messages(burst, count)
