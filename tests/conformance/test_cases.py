@@ -58,7 +58,11 @@ def test_the_readme_counts_cases_and_bugs() -> None:
         ("suites have more than {} cases", len(CASES), 100),
         ("kill more than {} planted bugs", len(bugs), 100),
         ("pass more than {} legal variations", len(variations), 10),
-        ("more than {} of these every case must pass", sum(name.count("+") + 1 for name in EVERYONE), 10),
+        (
+            "more than {} of these every case must pass",
+            len({name for group in EVERYONE for name in group.split("+")}),
+            10,
+        ),
     ):
         assert words.format(f"{(count - 1) // step * step:,}") in text
 
