@@ -103,7 +103,14 @@ class QueueEngine(QueueOperations):
         self._queues = self._registry.queues
         self.groups: GroupOperations = GroupOperations(self._queues, self._agenda, self._check_open)
         self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
-        self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
+        self.transactions = Transactions(
+            config.transactions,
+            store,
+            self._agenda,
+            self._queues,
+            self._registry.set_aside,
+            self._registry.is_unusable,
+        )
         self._agenda.produce = self.transactions.publish
         self._registry.on_delete = self.transactions.forget_queue
         self.known = self._registry.known
@@ -111,7 +118,7 @@ class QueueEngine(QueueOperations):
         self.memory = self._registry.memory
         """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
         self._registry.open_all(now)
-        self.transactions.recover(now, self._registry.set_aside, self._registry.is_unusable)
+        self.transactions.recover(now)
 
     def queues_changed(self) -> None:
         """A queue came, changed or went."""
@@ -572,8 +579,7 @@ class QueueEngine(QueueOperations):
         self._registry.reopen(now, self._take_up)
 
     def _take_up(self, queue: DurableQueue) -> None:
-        registry = self._registry
-        self.transactions.take_up(queue, self._agenda.now, registry.set_aside, registry.is_unusable)
+        self.transactions.take_up(queue, self._agenda.now)
 
     def _retain(self, now: float) -> None:
         """Let queues that have not had their turn in this round apply their retention limits, as many as there is

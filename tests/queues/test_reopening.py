@@ -285,6 +285,28 @@ def test_a_queue_that_a_commit_may_have_settled_waits_for_the_transactions() -> 
     assert Actor(bench, "later").begin()
 
 
+def test_producers_are_served_once_the_transactions_can_be_read_though_no_queue_needs_them() -> None:
+    """They were refused until a restart."""
+    disk = FailingDisk()
+    bench = QueueBench(disk, durability="fsync")
+    before = Actor(bench, "t")
+    bench.turn()
+    disk.fail_read = "transactions/log"
+    bench.restart()
+    for _ in range(2):
+        with pytest.raises(QueueError, match="no transactions now"):
+            bench.engine.transactions.init_producer("t", bench.now, lambda error, identity: None)
+        bench.advance(100)
+    notes = [note for note in bench.engine._store.recovery_notes() if "are refused, other" in note.problem]
+    assert 5 <= len(notes) <= 9, "tried ever more rarely"
+    disk.fail_read = ""
+    bench.advance(61)
+    again = Actor(bench, "t")
+    assert again.identity == (before.identity[0], before.identity[1] + 1)
+    assert again.begin()
+    assert bench.engine.transactions.next_deadline() == bench.now + 60, "of the transaction alone"
+
+
 def _content(disk: FailingDisk, folder: str) -> dict[str, bytes]:
     return {path: bytes(content) for path, content in disk._files.items() if path.startswith(folder)}
 

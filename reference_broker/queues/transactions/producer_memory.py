@@ -9,6 +9,7 @@ from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, may_pass
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.partitions.producers import PartitionProducers
+from assay.reference_broker.queues.registry.reopening import Reopening
 from assay.reference_broker.queues.transactions.coordinator import FOLDER, Coordinator, open_coordinator
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class ProducerMemory:
         self.found: Coordinator | None = None
         """None as long as nobody ever used it."""
         self._failure: QueueError | None = None
-        self.may_be_tried_again = False
-        """It could not be read, for a reason that may pass."""
+        self.reopening = Reopening()
+        """When it is tried again, where it could not be read for a reason that may pass."""
         self.queue_of: dict[QueuePartition, DurableQueue] = {}
         """Of the partitions with producers that are on disk."""
         self._snapshots: dict[QueuePartition, tuple[DurableQueue, int, bytes]] = {}
@@ -35,14 +36,18 @@ class ProducerMemory:
     def open_existing(self) -> Coordinator | None:
         """The coordinator, if there was ever one. Raises :class:`LogError`."""
         self.found = open_coordinator(self._store, self._agenda, create=False)
-        if self.may_be_tried_again:
-            self._failure, self.may_be_tried_again = None, False
+        if self._failure is not None:
+            self._failure, self.reopening = None, Reopening()
             self._store.note("", FOLDER, "it could be read now")
         return self.found
 
-    def set_aside(self, error: LogError) -> None:
+    def set_aside(self, error: LogError | QueueError) -> None:
         """The coordinator's state cannot be read, and stays as it is: nobody produces until it can."""
-        problem, self.may_be_tried_again = str(error), may_pass(error)
+        problem = str(error)
+        if may_pass(error):
+            self.reopening.failed(FOLDER, self._agenda.now)
+        else:
+            self.reopening = Reopening()
         self._failure = QueueError(QueueErrorCode.STORAGE_FAILED, f"there are no transactions now: {problem}")
         self._store.note("", FOLDER, f"{problem}; producers and transactions are refused, other messages are not")
 

@@ -57,15 +57,23 @@ class Transactions(ProducerNames):
     """All producers and transactions of an engine. Without any it holds nothing and does nothing."""
 
     def __init__(
-        self, config: TransactionsConfig, store: QueueStore, agenda: Agenda, queues: Mapping[str, DurableQueue]
+        self,
+        config: TransactionsConfig,
+        store: QueueStore,
+        agenda: Agenda,
+        queues: Mapping[str, DurableQueue],
+        set_aside: SetAside,
+        is_unusable: Callable[[str], bool],
     ) -> None:
         super().__init__(config, store, agenda)
         self._queues = queues
+        self._set_aside = set_aside
+        self._is_unusable = is_unusable
         self._deadlines: list[tuple[float, str]] = []
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def recover(self, now: float, set_aside: SetAside, is_unusable: Callable[[str], bool]) -> None:
+    def recover(self, now: float) -> None:
         """Take up what is stored: finish what was decided, abort the rest. Raises :class:`LogError`.
 
         Where it cannot be read, queues with messages of producers are ``set_aside``, with the reason: nobody knows
@@ -79,21 +87,15 @@ class Transactions(ProducerNames):
             self.memory.set_aside(error)
             for queue in list(self._queues.values()):
                 if queue.needs_transactions:
-                    set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
+                    self._set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
             return
         if coordinator is None:
             if not any(queue.needs_transactions for queue in self._queues.values()):
                 return
             coordinator = self.memory.coordinator
-        self._take_up(coordinator, self._queues, now, set_aside, is_unusable)
+        self._take_up(coordinator, self._queues, now)
 
-    def take_up(
-        self,
-        queue: DurableQueue,
-        now: float,
-        set_aside: SetAside,
-        is_unusable: Callable[[str], bool],
-    ) -> None:
+    def take_up(self, queue: DurableQueue, now: float) -> None:
         """Likewise, of a queue that was set aside at the start and is open now; what concerns others stays as it is.
 
         Where the transactions could not be read for now, they are tried again with each such queue that needs them.
@@ -103,23 +105,17 @@ class Transactions(ProducerNames):
         if self.memory.found is None and not queue.needs_transactions:
             return
         try:
-            if self.memory.may_be_tried_again:
-                self.recover(now, set_aside, is_unusable)
+            if self.memory.reopening.due_at is not None:
+                self.recover(now)
             else:
-                self._take_up(self.memory.coordinator, {queue.name: queue}, now, set_aside, is_unusable)
+                self._take_up(self.memory.coordinator, {queue.name: queue}, now)
         except (LogError, QueueError) as error:
-            set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
+            self._set_aside(queue.name, f"{_UNKNOWN}: {error}", error)
 
-    def _take_up(
-        self,
-        coordinator: Coordinator,
-        queues: Mapping[str, DurableQueue],
-        now: float,
-        set_aside: SetAside,
-        is_unusable: Callable[[str], bool],
-    ) -> None:
+    def _take_up(self, coordinator: Coordinator, queues: Mapping[str, DurableQueue], now: float) -> None:
+        is_unusable = self._is_unusable
         ended = transaction_recovery.recover(
-            coordinator, queues, now, self.memory.forget_partition, set_aside, is_unusable
+            coordinator, queues, now, self.memory.forget_partition, self._set_aside, is_unusable
         )
         for queue in queues.values():
             for partition in queue.partitions if queue.has_producers and not is_unusable(queue.name) else ():
@@ -415,17 +411,18 @@ class Transactions(ProducerNames):
         """When to call :meth:`tick` at the latest; None = never."""
         while self._deadlines and not self._is_live(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
-        retry = self._phases.next_deadline()
-        if not self._deadlines:
-            return retry
-        return self._deadlines[0][0] if retry is None else min(retry, self._deadlines[0][0])
+        times = [self._phases.next_deadline(), self.memory.reopening.due_at]
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        return min([time for time in times if time is not None], default=None)
 
     def _is_live(self, transaction_id: str) -> bool:
         transaction = self._phases.open.get(transaction_id)
         return transaction is not None and transaction.state in UNDECIDED
 
     def tick(self, now: float) -> None:
-        """Abort what has been open too long; try again to write what the disk refused."""
+        """Abort what has been open too long; try again to write what the disk refused, and to read what it did not
+        give at the start."""
         while self._deadlines and self._deadlines[0][0] <= now and self._agenda.room > 0:
             _, transaction_id = heapq.heappop(self._deadlines)
             self._agenda.work += 1
@@ -433,6 +430,11 @@ class Transactions(ProducerNames):
             if transaction is not None and transaction.state in UNDECIDED:
                 self._phases.abort(transaction, f"timed out after {transaction.ends_by - transaction.began_at:g} s")
         self._phases.tick(now)
+        if self.memory.reopening.next_due(now) is not None:
+            try:
+                self.recover(now)
+            except (LogError, QueueError) as error:
+                self.memory.set_aside(error)
 
     @property
     def is_busy(self) -> bool:
