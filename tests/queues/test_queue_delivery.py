@@ -13,7 +13,7 @@ from assay.reference_broker.mqtt.queue_topics.delivery_properties import deliver
 from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.queues.messages.partitioner import murmur3_32
-from assay.reference_broker.queues.messages.stored_message import MessageCodec
+from assay.reference_broker.queues.messages.stored_message import MessageCodec, is_plain
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -469,7 +469,8 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES)
 def test_stored_messages_come_back_equal(message: Message) -> None:
     codec = MessageCodec("q", 60.0, SharedMemory(1 << 20))
-    headers, topic = codec.headers(message, "a/b" if "a/b" in message.topic or "other" in message.topic else "")
+    routing_key = "a/b" if "a/b" in message.topic or "other" in message.topic else ""
+    headers, topic = codec.headers(message, routing_key, plain=is_plain(message))
     stored = codec.decode(LogRecord(0, 1_000_500, b"", message.payload, headers))
     for field in Message.__struct_fields__:
         assert getattr(stored.message, field) == getattr(message, field), field

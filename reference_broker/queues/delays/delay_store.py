@@ -37,7 +37,7 @@ from assay.reference_broker.queues.jobs.errors import LogError, QueueError, Queu
 from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, QueueFiles
 from assay.reference_broker.queues.messages.message_cache import MessageCache
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
-from assay.reference_broker.queues.messages.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
+from assay.reference_broker.queues.messages.stored_message import DELAY_HEADER, MessageCodec, StoredMessage, is_plain
 from assay.reference_broker.queues.messages.trace_context import sample
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.routing.message import Message
@@ -198,7 +198,7 @@ class DelayStore:
         for point in (self._log, self._done):
             if point is not None and point.failure is not None:
                 raise point.failure
-        headers, topic = self._codec.headers(message, routing_key)
+        headers, topic = self._codec.headers(message, routing_key, plain=is_plain(message))
         timestamp_ms = int(now * 1000)
         record = NewRecord(timestamp_ms, None, message.payload, with_due(headers, due_ms, options))
         stored = StoredMessage(message, topic, routing_key, timestamp_ms / 1000, float("inf"), size)

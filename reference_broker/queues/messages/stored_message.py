@@ -176,9 +176,9 @@ class MessageCodec:
         expires_at = message_expires_at or NEVER
         return min(expires_at, enqueued_at + self.ttl_s) if self.ttl_s > 0 else expires_at
 
-    def headers(self, message: Message, routing_key: str, lane: int = NORMAL) -> tuple[Headers, str]:
-        """Record headers, and the topic to deliver on."""
-        if lane != NORMAL or not is_plain(message):
+    def headers(self, message: Message, routing_key: str, lane: int = NORMAL, *, plain: bool) -> tuple[Headers, str]:
+        """Record headers, and the topic to deliver on. ``plain``: as :func:`is_plain` says of the message."""
+        if lane != NORMAL or not plain:
             return self._encode(message, routing_key, lane)
         key = (message.topic, message.publisher, routing_key)
         known = self._plain_known.get(key)

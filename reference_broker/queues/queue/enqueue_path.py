@@ -29,6 +29,7 @@ from assay.reference_broker.queues.messages.stored_message import (
     MessageCodec,
     StoredMessage,
     beside_bytes,
+    is_plain,
     message_bytes,
 )
 from assay.reference_broker.queues.messages.trace_context import sample, sample_batch
@@ -260,10 +261,11 @@ class EnqueuePath(ABC):
         lane = NORMAL if priority is None and not self._has_levels else self.lane_of(message, priority)
         timestamp_ms = int(now * 1000)
         record: NewRecord | None = None
+        plain = is_plain(message)
         if self._keeps_messages:
             topic = self._codec.topic(routing_key)
         else:
-            headers, topic = self._codec.headers(message, routing_key, lane)
+            headers, topic = self._codec.headers(message, routing_key, lane, plain=plain)
             record = _new(NewRecord, (timestamp_ms, b"" if key is None else key.encode(), message.payload, headers))
         enqueued_at = timestamp_ms / 1000
         expires_at = NEVER
@@ -281,7 +283,7 @@ class EnqueuePath(ABC):
         if self._counts_bytes:
             self.limits.add_bytes(size)
         if mark is None:
-            partition.add(record, stored, on_confirmed)
+            partition.add(record, stored, on_confirmed, plain=plain)
         else:
             record = record or stored.record()
             marked = record._replace(headers=record.headers + mark_headers(mark))
@@ -496,7 +498,7 @@ class EnqueuePath(ABC):
         if self._keeps_messages:
             target = self._codec.topic(routing_key)
         else:
-            headers, target = self._codec.headers(first, routing_key, lane)
+            headers, target = self._codec.headers(first, routing_key, lane, plain=is_plain(first))
         return Head(headers, target, routing_key, 0, lane, beside_bytes(first, target, routing_key))
 
     def _takes_batch(self, count: int) -> bool:
