@@ -88,7 +88,7 @@ def test_what_is_hidden_is_no_dead_letter_though_no_cache_holds_it(bench_with: C
     place.cursor, place.partition.expiry = 0, None
     place.partition.cached.clear()
     queue.limits.arm(bench.now)
-    with mock.patch.object(MessageCache, "put"):
+    with mock.patch.object(MessageCache, "put", return_value=0):
         bench.turn()
     assert (consumer.values, letters.values) == ([], [])
 

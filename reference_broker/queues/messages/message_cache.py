@@ -19,6 +19,8 @@ class MessageCache:
         self._max_bytes = max_bytes
         self.most_ahead = max(1, max_bytes // (2 * MESSAGE_OVERHEAD_BYTES))
         """Messages that are worth reading in one go: of more the last ones would push out the first."""
+        self.ahead_bytes = max_bytes // 2
+        """Likewise, bytes."""
         self._bytes = 0
         self._order: deque[tuple[dict[int, StoredMessage], int, int, int]] = deque()
         """The part, first offset and end of each run of messages, and the bytes it counts for."""
@@ -27,11 +29,13 @@ class MessageCache:
     def stored_bytes(self) -> int:
         return self._bytes
 
-    def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> None:
-        """Add a message unless it is there."""
-        if offset not in part:
-            beside = beside_bytes(message.message, message.topic, message.routing_key)
-            self.put_run(part, offset, (message,), message.size + beside)
+    def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> int:
+        """Add a message unless it is there; returns the bytes that it adds."""
+        if offset in part:
+            return 0
+        size = message.size + beside_bytes(message.message, message.topic, message.routing_key)
+        self.put_run(part, offset, (message,), size)
+        return size + MESSAGE_OVERHEAD_BYTES
 
     def put_run(
         self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage], size_bytes: int

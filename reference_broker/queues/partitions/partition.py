@@ -423,6 +423,7 @@ class QueuePartition(SyncPoint):
             records = self.log.read(at, min(READ_AHEAD, self._cache.most_ahead))
             if not records:
                 break
+            room = self._cache.ahead_bytes
             for record in records:
                 try:
                     message = self._codec.decode(record)
@@ -435,9 +436,12 @@ class QueuePartition(SyncPoint):
                 if self.expiry is not None and message is not HIDDEN and self.expiry.is_gone(record.offset):
                     # It left before a restart: whoever comes to it passes it, as what has expired.
                     message.expires_at = 0.0
-                self._cache.put(self.cached, record.offset, message)
+                room -= self._cache.put(self.cached, record.offset, message)
                 if first is None:
                     first = (record.offset, message)
+                if room <= 0:
+                    # A batch is read as a whole: the end of a large one would push out what is asked for next.
+                    break
             at = records[-1].offset + 1
         return first
 
