@@ -14,7 +14,8 @@ from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.queues.messages.address import QueueAddress
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.pending_log import PendingLogFile
 

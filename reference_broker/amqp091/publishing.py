@@ -25,7 +25,8 @@ from assay.reference_broker.amqp091.wire.replies import AmqpError, Reply
 from assay.reference_broker.core.broker import MAX_WORK
 from assay.reference_broker.queues import QueueAddress, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import Confirm
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.routing.carried import as_mqtt_carries
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import Known

@@ -14,7 +14,7 @@ from assay.reference_broker.amqp091.wire.content import SECTION_AT, BasicPropert
 from assay.reference_broker.amqp091.wire.frames import FRAME_END, FRAME_OVERHEAD_BYTES, FrameType
 from assay.reference_broker.amqp091.wire.methods import BY_NAME, decode_method
 from assay.reference_broker.amqp091.wire.replies import AmqpError
-from assay.reference_broker.queues.messages.message_batch import Origin
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 

@@ -22,7 +22,8 @@ from assay.reference_broker.queues.messages.lanes import (
     lane_of_level,
     place_number,
 )
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.queues.messages.stored_message import MessageCodec
 from assay.reference_broker.routing.message import Message, MessageProperties, changed

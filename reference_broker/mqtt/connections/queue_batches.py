@@ -19,7 +19,8 @@ from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.wire_types import decode_string
 from assay.reference_broker.queues import QueueAddress, QueueError
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.jobs.store import NewRecord
     from assay.reference_broker.queues.messages.stored_message import StoredMessage
-
-
-class Origin(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What most messages of a batch have in common."""
-
-    topic: str
-    publisher: str
-    routing_key: str
-    like: Message | None = None
-    """A message that has all that they have beside payload and user properties; None = nothing. No time to live."""
-    is_common: bool = True
-    """Others will come that are like it, so that it is worth remembering."""
 
 
 Times = tuple[float, float]

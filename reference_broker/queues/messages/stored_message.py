@@ -22,7 +22,7 @@ from assay.reference_broker.queues.messages.control_records import (
     is_control_header,
 )
 from assay.reference_broker.queues.messages.lanes import NORMAL
-from assay.reference_broker.queues.messages.message_batch import Origin
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.routing.message import PROPERTY_BYTES, Message, memory_bytes, text_bytes
 from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.reference_broker.queues.messages.message_batch import MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.routing.carried import as_text
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.trace.context import (

@@ -18,7 +18,8 @@ from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
 from assay.reference_broker.queues.messages.lanes import NORMAL, lane_of_exact
-from assay.reference_broker.queues.messages.message_batch import Columns, MessageBatch, Origin
+from assay.reference_broker.queues.messages.message_batch import Columns, MessageBatch
+from assay.reference_broker.queues.messages.origin import Origin
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
 from assay.reference_broker.queues.messages.stored_message import (
