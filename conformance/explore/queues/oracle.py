@@ -156,7 +156,10 @@ class Oracle(Limits, Settlements):
         if message.expires_by <= max(self.now if copy.in_time_at < 0 else copy.in_time_at, 0.0):
             raise violation(QueueRule.EXPIRED, f"{where}, which has expired")
         if not is_stale:
-            self._judge_room(member, where)
+            # What is claimed was in flight: it takes no more room of the group, nor of whoever held it before.
+            is_claimed = all(spot.holder is member for spot in possible)
+            if not (is_claimed and copy.last_holder == member.client_id):
+                self._judge_room(member, where, of_group=not is_claimed)
             judge_order(self, copy, member, count, where)
             judge_partition(self, copy, member, place[0], count, where)
         timeout, sent = queue.timeout_s(), self.now if copy.in_time_at < 0 else copy.in_time_at
@@ -176,12 +179,12 @@ class Oracle(Limits, Settlements):
         return message
 
     @staticmethod
-    def _judge_room(member: Member, where: str) -> None:
+    def _judge_room(member: Member, where: str, *, of_group: bool) -> None:
         group, plan = member.group, member.group.queue.plan
         if sum(other.is_held_by(member) for other in group.open_copies()) >= member.certain_limit:
             clauses = ("Q-SETTLE-18" if member.limit != plan.max_in_flight else "Q-SETTLE-13",)
             raise violation(QueueRule.CONSUMER_LIMIT, f"{where}, who holds {member.limit} already", *clauses)
-        if sum(other.must(Kind.FLIGHT) for other in group.open_copies()) >= group.most_in_flight():
+        if of_group and sum(other.must(Kind.FLIGHT) for other in group.open_copies()) >= group.most_in_flight():
             raise violation(QueueRule.GROUP_LIMIT, f"{where}: its group holds {group.most_in_flight()} already")
 
     def _locate(self, queue: Queue, number: int, place: tuple[int, int], told: dict[str, str], where: str) -> Message:
