@@ -16,8 +16,8 @@ FOLDERS = ("reference_broker", "conformance", "faults", "loadtests", "reports", 
 _DECODES = re.compile(r"msgspec\.(json|msgpack|toml|yaml)\.decode|msgspec\.convert|msgspec\.(json|msgpack)\.Decoder")
 _PLAIN = re.compile(r"(dict|list|tuple)\[[\w, .\[\]]*\]|\w*[aA]ny")
 """Types without a struct in them."""
-_ALREADY = {"_OPTIONS"}
-"""Names of types that passed through it once."""
+_ALREADY = {"_OPTIONS", "Properties"}
+"""Names of types that passed through it once, or that msgspec learns as their module is imported."""
 
 
 def _unsafe(text: str) -> Iterator[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from assay.conformance.targets import Endpoint
-from assay.loadtests import locust_command
 from assay.loadtests.exit_status import ExitStatus
 from assay.reference_broker.trace.terminal import WholeConsole
 from assay.sim.queue_model import __main__ as model_command
@@ -44,6 +43,9 @@ def test_the_advice_to_install_an_extra_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name in brackets is a tag to the console, and vanishes if no style has it."""
+    pytest.importorskip("hdrh", reason="the extra load is not installed")
+    from assay.loadtests import locust_command
+
     monkeypatch.setattr(locust_command, "find_spec", lambda _: None)
     plan = locust_command.LocustPlan(user_classes=(), users=1, spawn_rate=1.0, seconds=1.0)
     nobody = Endpoint(host="127.0.0.1", port=1)

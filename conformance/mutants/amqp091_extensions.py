@@ -98,11 +98,11 @@ _REWRITES: dict[str, Row] = {
         "on_done(None)",
     ),
     "amqp-commits-of-streams-of-any-group": (
-        "the group of a commit of a stream may be of any type",
+        "a commit of a stream whose group is no text is passed over, as if it had been done",
         stream_commits,
         "commit",
-        "group.kind is not Kind.TEXT or ",
-        "",
+        "fields = dict(headers)",
+        "fields = dict(headers)\n    if (g := fields.get(GROUP_ID)) and g.kind is not Kind.TEXT: return on_done(None)",
     ),
 }
 

@@ -34,8 +34,8 @@ register_rewrites(
         ),
         "schemas-references-not-followed": (
             "what a reference leads to does not count as said",
-            compatibility._Comparison,
-            "_flatten",
+            compatibility.Comparison,
+            "flatten",
             "waiting.append(target)",
             "pass",
         ),
@@ -45,13 +45,13 @@ register_rewrites(
 
 @mutant("schemas-named-by-longer-prefixes", "what names a schema before a document is taken for a byte longer")
 def longer_prefixes(patch: Patch) -> None:
-    patch.replace(checks, "_PREFIX_BYTES", 6)
+    patch.replace(checks, "PREFIX_BYTES", 6)
 
 
 @mutant("schemas-as-many-elements-are-too-few", "a schema that asks for as many elements as another is not said to fit")
 def as_many_are_too_few(patch: Patch) -> None:
-    before = compatibility._check_contains
-    patch.rewrite(compatibility, "_check_contains", "own_least >= least", "own_least > least")
-    after = compatibility._check_contains
+    before = compatibility.check_contains
+    patch.rewrite(compatibility, "check_contains", "own_least >= least", "own_least > least")
+    after = compatibility.check_contains
     rules = tuple(rule._replace(check=after) if rule.check is before else rule for rule in compatibility.RULES)
     patch.replace(compatibility, "RULES", rules)

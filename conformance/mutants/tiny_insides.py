@@ -128,7 +128,7 @@ def settled_is_gone(patch: Patch) -> None:
         return trim
 
     patch.wrap(QueueLimits, "trim", make)
-    patch.replace(limits, "_TRIM_INTERVAL_S", _A_MOMENT_S)
+    patch.replace(limits, "TRIM_INTERVAL_S", _A_MOMENT_S)
 
 
 def usual_size(place: str, name: str) -> int:

@@ -38,10 +38,11 @@ from assay.conformance.wire.packets import (
     Will,
     describe,
 )
-from assay.reference_broker.trace.described import described
 
 DEFAULT_MAX_PACKET_BYTES = 16 * 1024 * 1024
 _USER_PROPERTY = 0x26
+# What msgspec has to know of it, it learns while one thread imports this, as ``described`` of the broker has it.
+msgspec.json.Decoder(Properties)
 
 
 class MalformedPacketError(Exception):
@@ -210,7 +211,7 @@ class _Reader:
         found.update({name: tuple(values) for name, values in lists.items()})
         if "authentication_data" in found and "authentication_method" not in found:
             raise self.fail("authentication data without authentication method")
-        return msgspec.convert(found, described(Properties))
+        return msgspec.convert(found, Properties)
 
 
 def _value_reader(rule: PropertyRule) -> Callable[[_Reader], object]:

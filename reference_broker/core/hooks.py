@@ -160,7 +160,7 @@ class Hooks:
         if not self.asks(kind, topic):
             return UNCHANGED
         if self._asker.is_closed or self._asked_bytes + len(payload) > MAX_ASKED_BYTES:
-            return self._failed()
+            return self.failed()
         question = Question(
             hook=kind,
             client_id=client.client_id,
@@ -179,12 +179,13 @@ class Hooks:
         def answered(answer: bytes | None) -> None:
             self._asked_bytes -= len(body)
             verdict = None if answer is None else read_answer(answer, may_change)
-            on_verdict(self._failed() if verdict is None else verdict)
+            on_verdict(self.failed() if verdict is None else verdict)
 
         self._asker.ask(body, answered)
         return None
 
-    def _failed(self) -> Verdict:
+    def failed(self) -> Verdict:
+        """What holds where nobody can be asked: as ``fail`` of the hooks says."""
         self.undecided += 1
         if self._allows:
             return UNCHANGED

@@ -15,7 +15,8 @@ SCHEMA_ID: Final = "schema-id"
 """The user property, or header, that names a schema by its id."""
 MAGIC: Final = b"\0"
 """What a payload begins with that names its schema itself: 4 bytes of the id follow, big-endian, and the document."""
-_PREFIX_BYTES: Final = 5
+PREFIX_BYTES: Final = 5
+"""Of such a payload, what stands before the document."""
 MAX_TEXT: Final = 400
 
 
@@ -49,10 +50,10 @@ class SchemaChecks:
         payload = message.payload
         number: int | None = None
         if payload.startswith(MAGIC):
-            if len(payload) < _PREFIX_BYTES:
+            if len(payload) < PREFIX_BYTES:
                 return "the payload begins with a zero byte and has no schema id"
-            number = int.from_bytes(payload[1:_PREFIX_BYTES], "big")
-            payload = payload[_PREFIX_BYTES:]
+            number = int.from_bytes(payload[1:PREFIX_BYTES], "big")
+            payload = payload[PREFIX_BYTES:]
         elif (named := named_id(message)) is not None:
             if not named.isdecimal() or len(named) > 10:
                 return f"{SCHEMA_ID} {named[:40]!r} is no number"

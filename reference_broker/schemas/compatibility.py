@@ -118,7 +118,7 @@ class Budget:
 
 def differences(writer: SchemaDocument, reader: SchemaDocument, budget: Budget | None = None) -> list[Difference]:
     """Why not every document that fits ``writer`` fits ``reader``; empty = it does. Never raises."""
-    comparison = _Comparison(budget or Budget())
+    comparison = Comparison(budget or Budget())
     try:
         found = comparison.fits([writer.root], reader.root)
     except (_TooMuchError, RecursionError):
@@ -134,7 +134,7 @@ def _counts(node: Node, keyword: str) -> bool:
 
 # -- the table -------------------------------------------------------------------------------------------------------
 
-Check = Callable[["_Comparison", "Conjunction", Node, str, Change], list[Difference]]
+Check = Callable[["Comparison", "Conjunction", Node, str, Change], list[Difference]]
 """What of a keyword of the new side the old side does not promise."""
 
 
@@ -155,18 +155,18 @@ def _differs(new: Node, keyword: str, change: Change, text: str) -> list[Differe
     return [Difference(change, f"{new.pointer}/{keyword}", text)]
 
 
-def _check_type(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_type(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     more = facts.types(old) - facts.atoms_of(new.schema[keyword])
     return _differs(new, keyword, change, f"{' and '.join(sorted(more))} is not allowed any more") if more else []
 
 
-def _check_enum(_: _Comparison, __: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_enum(_: Comparison, __: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     # Where the old values can be counted this is never asked: they are judged one by one.
     return _differs(new, keyword, change, "the values were not limited to these")
 
 
 def _lower(inclusive: str, exclusive: str, sign: int) -> Check:
-    def check(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+    def check(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
         promised = facts.bound(old, inclusive, exclusive, sign)
         asked = Bound(new.schema[keyword], keyword == exclusive)
         if promised is not None and promised.rank(sign) >= asked.rank(sign):
@@ -176,7 +176,7 @@ def _lower(inclusive: str, exclusive: str, sign: int) -> Check:
     return check
 
 
-def _check_multiple(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_multiple(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     asked, promised = new.schema[keyword], facts.numbers(old, keyword)
     if asked in promised or (asked == 1 and "fraction" not in facts.types(old)):
         return []
@@ -187,7 +187,7 @@ def _check_multiple(_: _Comparison, old: Conjunction, new: Node, keyword: str, c
 
 
 def _least(least: str, most: str) -> Check:
-    def check(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+    def check(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
         low, high = facts.count_bounds(old, least, most)
         asked = new.schema[keyword]
         if low > high or (low >= asked if keyword == least else high <= asked):
@@ -197,26 +197,26 @@ def _least(least: str, most: str) -> Check:
     return check
 
 
-def _check_same(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_same(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     asked = canonical(new.schema[keyword])
     if any(_counts(node, keyword) and canonical(node.schema[keyword]) == asked for node in old):
         return []
     return _differs(new, keyword, change, "it was another, or none")
 
 
-def _check_required(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_required(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     more = [name for name in new.schema[keyword] if name not in facts.required(old)]
     return _differs(new, keyword, change, f"{', '.join(sorted(more))[:200]} could be absent") if more else []
 
 
-def _check_unique(_: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_unique(_: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     few = facts.count_bounds(old, "minItems", "maxItems")[1] <= 1
     if new.schema[keyword] is not True or few or any(node.get(keyword) is True for node in old):
         return []
     return _differs(new, keyword, change, "elements could repeat")
 
 
-def _check_properties(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_properties(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     """Every name that either side knows; :func:`_check_other_properties` does the rest."""
     found: list[Difference] = []
     known = facts.names(old)
@@ -234,7 +234,7 @@ def _check_properties(its: _Comparison, old: Conjunction, new: Node, keyword: st
 
 
 def _check_other_properties(
-    its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change
+    its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change
 ) -> list[Difference]:
     """``additionalProperties``, and ``patternProperties`` one by one: of names that are not in ``properties``."""
     found: list[Difference] = []
@@ -266,7 +266,7 @@ def _check_other_properties(
 
 
 def _of_any_name(
-    its: _Comparison, old: Conjunction, target: Node, pattern: str | None, patterns: dict[str, Node]
+    its: Comparison, old: Conjunction, target: Node, pattern: str | None, patterns: dict[str, Node]
 ) -> list[Difference]:
     """Members whose names the old side does not name. ``pattern``: they match it; None = they match none of
     ``patterns``."""
@@ -290,7 +290,7 @@ def _of_any_name(
     return below
 
 
-def _check_names(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_names(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     target = new.at(keyword)
     closed = [node for node in old if facts.is_closed(node)]
     if closed and all(its.allows(target, name) for name in facts.names(closed[:1])):
@@ -300,9 +300,7 @@ def _check_names(its: _Comparison, old: Conjunction, new: Node, keyword: str, ch
     return _differs(new, keyword, change, f"names were freer: {below[0]}") if below else []
 
 
-def _check_dependencies(
-    its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change
-) -> list[Difference]:
+def _check_dependencies(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     """``dependentRequired``, ``dependentSchemas``, and ``dependencies``, which was both."""
     found: list[Difference] = []
     required = facts.required(old)
@@ -331,7 +329,7 @@ def _check_dependencies(
     return found
 
 
-def _check_elements(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_elements(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     """All elements, whichever keyword tells of them; asked once, by the first of these."""
     if keyword != next(name for name in ("prefixItems", "items", "additionalItems") if _counts(new, name)):
         return []
@@ -355,7 +353,7 @@ def _check_elements(its: _Comparison, old: Conjunction, new: Node, keyword: str,
     return found
 
 
-def _check_contains(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def check_contains(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     """Some element must fit, ``minContains`` of them, and no more than ``maxContains``."""
     asked = new.at(keyword)
     is_counted = new.document.draft >= Draft.DRAFT2019
@@ -379,11 +377,11 @@ def _check_contains(its: _Comparison, old: Conjunction, new: Node, keyword: str,
     return _differs(new, keyword, change, "it is not proven that arrays contain as many such elements")
 
 
-def _check_all_of(its: _Comparison, old: Conjunction, new: Node, keyword: str, _: Change) -> list[Difference]:
+def _check_all_of(its: Comparison, old: Conjunction, new: Node, keyword: str, _: Change) -> list[Difference]:
     return [each for branch in new.listed(keyword) for each in its.fits(old, branch)]
 
 
-def _check_any_of(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_any_of(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     found: list[Difference] = []
     for branch in new.listed(keyword):
         below = its.fits(old, branch)
@@ -394,7 +392,7 @@ def _check_any_of(its: _Comparison, old: Conjunction, new: Node, keyword: str, c
     return found if len(branches) == 1 else _differs(new, keyword, change, f"no branch is known to fit: {found[0]}")
 
 
-def _check_one_of(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_one_of(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     branches = new.listed(keyword)
     fitting = [index for index, branch in enumerate(branches) if not its.fits(old, branch)]
     if len(fitting) == 1:
@@ -408,7 +406,7 @@ def _check_one_of(its: _Comparison, old: Conjunction, new: Node, keyword: str, c
     return _differs(new, keyword, change, text)
 
 
-def _check_not(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_not(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     refused = new.at(keyword)
     if its.excludes(old, refused):
         return []
@@ -419,7 +417,7 @@ def _check_not(its: _Comparison, old: Conjunction, new: Node, keyword: str, chan
     return _differs(new, keyword, change, "it is not proven that values never fitted what is refused")
 
 
-def _check_if(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_if(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     condition = new.at(keyword)
     cases = [(name, each) for name in ("then", "else") if (each := new.one(name)) is not None]
     for name, target in cases:
@@ -435,12 +433,12 @@ def _check_if(its: _Comparison, old: Conjunction, new: Node, keyword: str, chang
     return []
 
 
-def _check_ref(its: _Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_ref(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     target = new.target
     return _differs(new, keyword, change, "it leads nowhere") if target is None else its.fits(old, target)
 
 
-def _check_exact(_: _Comparison, __: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def _check_exact(_: Comparison, __: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     # The same schema on both sides was found before: it depends on everything that stands beside it.
     if new.schema[keyword] is True:
         return []
@@ -478,7 +476,7 @@ RULES: Final = (
     Rule("prefixItems", ARRAY, Change.ITEMS_NARROWED, _check_elements, since=Draft.DRAFT2020),
     Rule("items", ARRAY, Change.ITEMS_NARROWED, _check_elements),
     Rule("additionalItems", ARRAY, Change.ITEMS_NARROWED, _check_elements, until=Draft.DRAFT2019),
-    Rule("contains", ARRAY, Change.UNDECIDED, _check_contains),
+    Rule("contains", ARRAY, Change.UNDECIDED, check_contains),
     Rule("minItems", ARRAY, Change.MIN_ITEMS_RAISED, _least("minItems", "maxItems")),
     Rule("maxItems", ARRAY, Change.MAX_ITEMS_LOWERED, _least("minItems", "maxItems")),
     Rule("uniqueItems", ARRAY, Change.UNIQUE_ITEMS_ADDED, _check_unique),
@@ -503,8 +501,8 @@ _Key = tuple[int, str]
 # -- the comparison --------------------------------------------------------------------------------------------------
 
 
-class _Comparison:
-    """What is under way."""
+class Comparison:
+    """A comparison of two schemas that is under way: what is assumed, and what it may still take."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -522,7 +520,7 @@ class _Comparison:
         self.budget.take()
         if new.is_anything:
             return []
-        old = self._flatten(old)
+        old = self.flatten(old)
         atoms = facts.types(old) & among
         if not atoms or any(node.schema is False for node in old):
             return []
@@ -577,7 +575,7 @@ class _Comparison:
             self._types[key] = Node(document, f"{_OF_TYPES}{','.join(names)}", {"type": names})
         return self._types[key]
 
-    def _flatten(self, old: Conjunction) -> list[Node]:
+    def flatten(self, old: Conjunction) -> list[Node]:
         """All that must hold, each once."""
         found: dict[_Key, Node] = {}
         waiting = list(old)[::-1]
@@ -611,7 +609,7 @@ class _Comparison:
     def excludes(self, old: Conjunction, other: Node) -> bool:
         """Whether it is proven that no value fits all of ``old`` and ``other``."""
         self.budget.take()
-        both = self._flatten([*old, other])
+        both = self.flatten([*old, other])
         atoms = facts.types(both)
         if any(node.schema is False for node in both):
             return True
@@ -642,7 +640,7 @@ class _Comparison:
     def _is_never(self, both: Conjunction, name: str) -> bool:
         """No value of that member is allowed."""
         self.budget.take()
-        members = self._flatten([each for node in both for each in facts.at_name(node, name)])
+        members = self.flatten([each for node in both for each in facts.at_name(node, name)])
         atoms = facts.types(members)
         if not atoms or any(node.schema is False for node in members):
             return True

@@ -322,13 +322,13 @@ def test_a_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = _encoded(4, [(TOPICS[number % 2], 0, number % 5, "") for number in range(200)])
     life.send(frames[:2])
     blocks: list[int] = []
-    forward = Inbound._forward
+    forward = Inbound.forward
 
     def noted(self: Inbound, block: bytes, count: int, *rest: object) -> None:
         blocks.append(count)
         forward(self, block, count, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inbound, "_forward", noted)
+    monkeypatch.setattr(Inbound, "forward", noted)
     before = life.node.state.work
     life.node.receive(life.publisher, b"".join(frames), NOW)
     assert max(blocks) <= 32 + 1
@@ -363,7 +363,7 @@ def test_many_receivers_are_not_compared_for_each_packet(
         life.clients.append(client)
     frames = _encoded(4, [("ab"[number % 2], 0, number, "") for number in range(6)])
     life.send(frames[:2])
-    with mock.patch.object(Inbound, "_forward", autospec=True, side_effect=Inbound._forward) as forward:
+    with mock.patch.object(Inbound, "forward", autospec=True, side_effect=Inbound.forward) as forward:
         outputs = life.send([b"".join(frames)])[0]
     assert forward.call_count == blocks
     assert isinstance(outputs, list)

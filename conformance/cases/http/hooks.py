@@ -49,7 +49,9 @@ async def allows(ctx: HttpContext) -> None:
         client = await ctx.connect(version=version, name=f"client of {version}")
         for topic in (_FREE, _HOOKED):
             each = int(topic == _HOOKED)
-            await client.subscribe(Subscription(filter=topic, qos=2))
+            client.send(Subscribe(packet_id=9, subscriptions=(Subscription(filter=topic, qos=2),)))
+            codes = (await client.expect(Suback)).reason_codes
+            ctx.must(codes[0] < FIRST_FAILURE_CODE, f"{client.name}: expected {topic} to be granted; seen {codes}")
             asked += each
             for qos in (0, 1, 2):
                 body = b"%d at %d" % (version, qos)

@@ -241,7 +241,7 @@ class Inbound(PublishAcks):
         # A remaining length that is not in its shortest form, which 3.1.1 does not demand, does not go to others.
         if targets is not None and stride <= plan.max_frame_bytes and (body - start == 2 or data[body - 1]):
             if plan.is_lowered:
-                if not self._pending_acks and (run_end := self._forward_lowered(data, start, plan, five)):
+                if not self._pending_acks and (run_end := self.forward_lowered(data, start, plan, five)):
                     return run_end
             elif not qos:
                 prefix = data[start:payload_at]
@@ -257,7 +257,7 @@ class Inbound(PublishAcks):
                         count += len(block.ends)
                         payload_bytes += sum(block.ends) - sum(block.topic_ends) - five * len(block.ends)
                         run_end = block.ends[-1]
-                self._forward(data[start:run_end], count, payload_bytes, targets)
+                self.forward(data[start:run_end], count, payload_bytes, targets)
                 return run_end
             elif data is not self.refused or start >= self.refused_end:
                 run, run_end = self.find_run(data, start, topic_end, payload_at, end, plan)
@@ -357,7 +357,7 @@ class Inbound(PublishAcks):
         self._broker.work += len(ends) >> 4
         return _Block(topics, topic_ends, ends)
 
-    def _forward_lowered(self, data: bytes, start: int, plan: Plan, five: bool) -> int:
+    def forward_lowered(self, data: bytes, start: int, plan: Plan, five: bool) -> int:
         """QoS 1 to receivers that were granted QoS 0: the bytes without packet ids.
 
         Returns where that ended; 0: nothing was done, take the general way.
@@ -373,11 +373,11 @@ class Inbound(PublishAcks):
         for topic_at, topic_end, end in zip(topics[:count], topic_ends, ends, strict=False):
             parts += (_QOS_0_STARTS[end - topic_at - 2], data[topic_at:topic_end], data[topic_end + 2 : end])
             payload_bytes += end - topic_end
-        self._forward(b"".join(parts), count, payload_bytes - (2 + five) * count, plan.targets)
+        self.forward(b"".join(parts), count, payload_bytes - (2 + five) * count, plan.targets)
         self.acknowledge(runs.acknowledgements(ACK_STARTS[1], b"".join(ids[:count])), count)
         return ends[count - 1]
 
-    def _forward(self, block: bytes, count: int, payload_bytes: int, targets: list[MqttConnection]) -> None:
+    def forward(self, block: bytes, count: int, payload_bytes: int, targets: list[MqttConnection]) -> None:
         """QoS 0: ``count`` packets with so many bytes of payload, to all of these."""
         traffic = self._traffic
         traffic.publishes_received += count

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.partitions.partition import QueuePartition
 
 QUEUE_FULL = "QUEUE_FULL"
-_TRIM_INTERVAL_S = 1.0
+TRIM_INTERVAL_S = 1.0
+"""How often the depth may cause groups to be looked at, and how soon freeing is tried again."""
 LOOKED_AT = 4_096
 """Places of groups in partitions that one trim looks at."""
 _FREEING_S = 5.0
@@ -101,7 +102,7 @@ class QueueLimits(TimeToLive):
         """For one message. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._contents.config.max_depth
         self._agenda.cost += len(self._contents.partitions) * max(1, len(self._contents.groups)) >> 4
-        if self._contents.staying >= limit and now - self._trimmed_at >= _TRIM_INTERVAL_S:
+        if self._contents.staying >= limit and now - self._trimmed_at >= TRIM_INTERVAL_S:
             self._trimmed_at = now
             # What it takes is not the turn's but the publisher's.
             agenda = self._agenda
@@ -370,7 +371,7 @@ class QueueLimits(TimeToLive):
         """See :class:`Wakeable`."""
         if now >= self._free_at:
             self._to_trim = len(self._contents.partitions)
-            self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else NEVER
+            self._free_at = now + TRIM_INTERVAL_S if now < self._frees_until else NEVER
             self._free_delays()
         if now >= self._trim_at:
             self._to_trim, self._trim_at = len(self._contents.partitions), NEVER
