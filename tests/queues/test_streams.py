@@ -88,9 +88,9 @@ def test_what_a_consumer_says_of_a_group_that_is_gone_harms_nobody(bench_with: B
     assert bench.engine.next_deadline() is None or bench.engine.next_deadline() > bench.now
 
 
-def _read_and_left_behind(bench: QueueBench) -> None:
+def _read_and_left_behind(bench: QueueBench, queue: str = "q") -> None:
     """A group of a reader's own settles what is there, and segments go that every group has settled."""
-    reader = bench.consumer("reader", group="own", transient=True)
+    reader = bench.consumer("reader", queue=queue, group="own", transient=True)
     bench.turn()
     for delivery in reader.take():
         reader.ack(delivery)
@@ -138,13 +138,7 @@ def test_dead_letters_that_it_has_read_are_there_for_others(bench_with: Benches)
     for delivery in consumer.take():
         consumer.reject(delivery)
     bench.turn()
-    reader = bench.consumer("reader", queue="$dlq/q", group="own", transient=True)
-    bench.turn()
-    for delivery in reader.take():
-        reader.ack(delivery)
-    bench.turn()
-    reader.leave()
-    bench.turn()
+    _read_and_left_behind(bench, "$dlq/q")
     other = bench.consumer("b", queue="$dlq/q", group="b")
     bench.turn()
     assert other.values == ["a", "b", "c"]
