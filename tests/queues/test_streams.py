@@ -129,6 +129,28 @@ def test_what_it_has_read_counts_where_no_group_holds_the_queue_below_its_limit(
     assert len(first.got) == 15, "none that was confirmed is given up"
 
 
+def test_what_it_has_read_is_kept_up_to_the_limit_on_the_depth(bench_with: Benches) -> None:
+    bench = bench_with(MemoryDisk(), max_depth=100, retention={"segment_bytes": 4_096})
+    reader = bench.consumer("reader", group="own", transient=True)
+    most = 0
+    for number in range(2_000):
+        bench.publish(f"{number}")
+        bench.turn()
+        for delivery in reader.take():
+            reader.ack(delivery)
+        bench.now += 0.5
+        bench.turn()
+        log = bench.engine._queues["q"].partitions[0].log
+        most = max(most, log.next_offset - log.start_offset)
+    assert 100 < most < 250, "what is beyond the limit goes by segments"
+    reader.leave()
+    bench.turn()
+    first = bench.consumer("a", group="a")
+    bench.turn()
+    assert 100 <= len(first.got) <= most
+    assert first.values[-1] == "1999"
+
+
 def test_dead_letters_that_it_has_read_are_there_for_others(bench_with: Benches) -> None:
     bench = bench_with(MemoryDisk(), retry={"max_retries": 0})
     consumer = bench.consumer("a", group="a")

@@ -324,9 +324,10 @@ class QueueLimits(TimeToLive):
     # -- retention -----------------------------------------------------------------------------------------------
 
     def trim(self) -> None:
-        """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
+        """Free whole segments that every group has settled. Without groups nothing is freed: a first may come. What
+        readers without a group have settled stays for it, too, as far as the limit on the depth goes."""
         contents = self._contents
-        if contents.has_lasting_groups:
+        if contents.groups:
             self._to_trim = len(contents.partitions)
             self.trim_some()
 
@@ -351,13 +352,15 @@ class QueueLimits(TimeToLive):
             self._to_trim = 0
             return
         is_freeing = self._agenda.now <= self._frees_until
-        groups, partitions = list(contents.groups.values()) if contents.has_lasting_groups else [], contents.partitions
+        groups, partitions = list(contents.groups.values()), contents.partitions
+        spared = 0 if contents.has_lasting_groups or not groups else contents.config.max_depth
         count = min(self._to_trim, max(1, LOOKED_AT // max(1, len(groups))))
         self._to_trim -= count
         for _ in range(count if groups or is_freeing else 0):
             self._trim_turn = (self._trim_turn + 1) % len(partitions)
             partition = partitions[self._trim_turn]
             low = min((group.low(partition.index) for group in groups), default=contents.departures.free_to(partition))
+            low = min(low, partition.log.next_offset - spared)
             if is_freeing and low >= partition.log.next_offset > partition.log.start_offset:
                 self._seal(partition)
             partition.drop_before(low)
