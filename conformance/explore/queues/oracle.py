@@ -304,8 +304,12 @@ class Oracle(Limits, Settlements):
         for message, copy in group.copies.items():
             new = self._first_copy(group, message, latest=latest)
             if copy.letter is not None:  # it stays one, if it is one already, whatever becomes of the message now
-                then = copy.letter.source = Copy(group, message, *copy.spots)
+                then = Copy(group, message, *copy.spots)
                 then.last_holder, then.reason, then.crashed = copy.last_holder, copy.reason, copy.crashed
+                for (
+                    letter
+                ) in copy.letter.queue.messages:  # there are several where a kill came before its message ended
+                    letter.source = then if letter.source is copy else letter.source
                 then.letter, copy.letter = copy.letter if copy.is_safe else None, None
             copy.clauses, copy.overtaken, copy.in_time_at = new.clauses, None, -NEVER
             copy.stale |= {

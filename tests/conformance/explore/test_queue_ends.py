@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from assay.conformance.explore.queues.state import Kind
-from tests.conformance.explore.test_queue_lessons import Bench, accused
+from assay.conformance.explore.rules import ViolationError
+from tests.conformance.explore.test_queue_lessons import LETTER_OF_THE_FIRST, Bench, accused
 
 
 def test_what_a_deleted_group_had_settled_may_come_to_the_next_of_its_name_and_the_rest_must() -> None:
@@ -146,3 +147,19 @@ def test_what_was_given_up_for_a_newer_one_comes_to_no_group_that_is_made_later(
         accused("Q-LIMIT-16", lambda: bench.gives(later, first, 0))
     else:
         bench.gives(later, first, 0)
+
+
+def test_a_message_may_be_two_dead_letters_where_a_kill_came_between_and_its_group_was_reset() -> None:
+    """It is a dead letter first and settled then: killed in between, the broker gives it up once more."""
+    bench = Bench(max_retries=0, timeout_s=50)
+    member, message = bench.join(), bench.publish()
+    bench.gives(member, message, 0)
+    bench.moves(300_000)
+    bench.oracle.purge(bench.queue)(True)
+    bench.dies()
+    bench.oracle.reset(bench.queue.groups["g"], latest=True)(True)
+    reader = bench.join("reader", "letters", bench.letters)
+    for offset in (0, 1):
+        bench.gives(reader, message, offset, **LETTER_OF_THE_FIRST, _dlq_consumer="c")
+    with pytest.raises(ViolationError):
+        bench.gives(reader, message, 2, **LETTER_OF_THE_FIRST, _dlq_consumer="c")
