@@ -129,8 +129,15 @@ def test_what_it_has_read_counts_where_no_group_holds_the_queue_below_its_limit(
     assert len(first.got) == 15, "none that was confirmed is given up"
 
 
-def test_what_it_has_read_is_kept_up_to_the_limit_on_the_depth(bench_with: Benches) -> None:
-    bench = bench_with(MemoryDisk(), max_depth=100, retention={"segment_bytes": 4_096})
+@pytest.mark.parametrize(
+    ("limits", "least", "most_kept"),
+    [({"max_depth": 100}, 100, 250), ({"max_bytes": 8_000}, 12, 250), ({"max_depth": 1}, 1, 120)],
+)
+@pytest.mark.parametrize("durability", ["interval", "memory"])
+def test_what_it_has_read_is_kept_up_to_the_limits(
+    bench_with: Benches, limits: dict[str, int], least: int, most_kept: int, durability: str
+) -> None:
+    bench = bench_with(MemoryDisk(), durability=durability, retention={"segment_bytes": 4_096}, **limits)
     reader = bench.consumer("reader", group="own", transient=True)
     most = 0
     for number in range(2_000):
@@ -142,12 +149,12 @@ def test_what_it_has_read_is_kept_up_to_the_limit_on_the_depth(bench_with: Bench
         bench.turn()
         log = bench.engine._queues["q"].partitions[0].log
         most = max(most, log.next_offset - log.start_offset)
-    assert 100 < most < 250, "what is beyond the limit goes by segments"
+    assert least < most < most_kept, "what is beyond the limit goes by segments"
     reader.leave()
     bench.turn()
     first = bench.consumer("a", group="a")
     bench.turn()
-    assert 100 <= len(first.got) <= most
+    assert least <= len(first.got) <= most
     assert first.values[-1] == "1999"
 
 

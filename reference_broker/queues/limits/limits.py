@@ -325,7 +325,7 @@ class QueueLimits(TimeToLive):
 
     def trim(self) -> None:
         """Free whole segments that every group has settled. Without groups nothing is freed: a first may come. What
-        readers without a group have settled stays for it, too, as far as the limit on the depth goes."""
+        readers without a group have settled stays for it, too, as far as the limits on depth and bytes go."""
         contents = self._contents
         if contents.groups:
             self._to_trim = len(contents.partitions)
@@ -353,17 +353,20 @@ class QueueLimits(TimeToLive):
             return
         is_freeing = self._agenda.now <= self._frees_until
         groups, partitions = list(contents.groups.values()), contents.partitions
-        spared = 0 if contents.has_lasting_groups or not groups else contents.config.max_depth
+        spares = bool(groups) and not contents.has_lasting_groups
         count = min(self._to_trim, max(1, LOOKED_AT // max(1, len(groups))))
         self._to_trim -= count
         for _ in range(count if groups or is_freeing else 0):
             self._trim_turn = (self._trim_turn + 1) % len(partitions)
             partition = partitions[self._trim_turn]
             low = min((group.low(partition.index) for group in groups), default=contents.departures.free_to(partition))
-            low = min(low, partition.log.next_offset - spared)
-            if is_freeing and low >= partition.log.next_offset > partition.log.start_offset:
-                self._seal(partition)
-            partition.drop_before(low)
+            if spares:
+                partition.retain(_limits_as_retention(contents.config), needed_from=low)
+                partition.forget_before(partition.log.start_offset)
+            else:
+                if is_freeing and low >= partition.log.next_offset > partition.log.start_offset:
+                    self._seal(partition)
+                partition.drop_before(low)
             partition.head = max(partition.head, partition.log.start_offset)
             if partition.lanes is not None:
                 self._follow(partition)
@@ -402,10 +405,7 @@ class QueueLimits(TimeToLive):
         self._retain_turn = first + most if first + most < len(contents.partitions) else 0
         for partition in contents.partitions[first : first + most]:
             low = contents.low_watermark(partition.index) if keeps else None
-            needed_from = partition.kept_from(low)
-            try:
-                partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
-            except LogError:
+            if not partition.retain(policy, needed_from=low, now_ms=int(now * 1000)):
                 continue
             if partition.log.needs_sync and not self._volatile:
                 # What is too old as a whole goes once the segment that follows it is on disk.
@@ -440,3 +440,8 @@ def settled_end(partition: QueuePartition) -> int:
     """
     end = partition.log.next_offset
     return end if partition.produced is None else partition.produced.stable_end(end)
+
+
+def _limits_as_retention(config: QueueConfig) -> RetentionPolicy:
+    """What readers without a group have settled is kept as far as these go, in each partition."""
+    return RetentionPolicy(max_bytes=config.max_bytes, max_records=max(1, config.max_depth))

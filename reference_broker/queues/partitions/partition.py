@@ -10,7 +10,7 @@ import msgspec
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
+from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog, RetentionPolicy
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, PartitionLanes
 from assay.reference_broker.queues.messages.message_cache import SIZE, MessageCache
 from assay.reference_broker.queues.messages.stored_message import (
@@ -406,11 +406,16 @@ class QueuePartition(SyncPoint):
         self.log.drop_before(offset if self.produced is None else min(offset, self.produced.covered))
         self.forget_before(self.log.start_offset)
 
-    def kept_from(self, needed_from: int | None) -> int | None:
-        """What retention must keep, given what groups need."""
-        if self.produced is None:
-            return needed_from
-        return self.produced.covered if needed_from is None else min(needed_from, self.produced.covered)
+    def retain(self, policy: RetentionPolicy, *, needed_from: int | None, now_ms: int = 0) -> bool:
+        """Free what the policy does not keep, but nothing that groups or a start need; False: the disk failed.
+        Whoever asks forgets (:meth:`forget_before`) what went."""
+        if self.produced is not None:
+            needed_from = self.produced.covered if needed_from is None else min(needed_from, self.produced.covered)
+        try:
+            self.log.retain(policy, now_ms=now_ms, needed_from=needed_from)
+        except LogError:  # which the log has told of
+            return False
+        return True
 
     def load(self, offset: int, end: int | None = None) -> tuple[int, StoredMessage] | None:
         """Read the first message from an offset to ``end`` back; None when there is none. Raises :class:`LogError`.
