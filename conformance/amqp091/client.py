@@ -49,6 +49,7 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 """What our client says that it knows."""
 MOST_FRAME_BYTES = 131_072
+MOST_CHANNELS = 65_535
 _SHOWN_BYTES = 512
 """In a transcript, of what was written at once and of a frame that was read: the rest of a body tells nothing."""
 _MAX_INBOX = 100_000
@@ -100,6 +101,7 @@ class AmqpConnection(asyncio.Protocol):
         self.locales: tuple[str, ...] = ()
         self.tune = Method("connection.tune")
         self.frame_max_bytes = FRAME_MIN_BYTES
+        self.channel_max = MOST_CHANNELS
         """As agreed."""
         self.heartbeats = 0
         """Received."""
@@ -247,10 +249,10 @@ class AmqpConnection(asyncio.Protocol):
         heartbeat_s: int = 0,
         response: bytes | None = None,
     ) -> None:
-        """Header to Open-Ok; everything must go as it should."""
+        """Header to Open-Ok; everything must go as it should. ``channel_max``: or what the server offers, if less."""
         await self.start()
         self.start_ok(client_capabilities=client_capabilities, response=response)
-        await self.tuned(channel_max=channel_max, frame_max=frame_max, heartbeat_s=heartbeat_s)
+        await self.tuned(most_channels=channel_max, frame_max=frame_max, heartbeat_s=heartbeat_s)
         await self.zero.call("connection.open", virtual_host=vhost)
 
     async def start(self) -> None:
@@ -281,21 +283,32 @@ class AmqpConnection(asyncio.Protocol):
         )
 
     async def tuned(
-        self, *, channel_max: int | None = None, frame_max: int | None = None, heartbeat_s: int = 0
+        self,
+        *,
+        channel_max: int | None = None,
+        most_channels: int | None = None,
+        frame_max: int | None = None,
+        heartbeat_s: int = 0,
     ) -> None:
-        """Tune to Tune-Ok; by default what the server offers."""
+        """Tune to Tune-Ok; by default what the server offers. ``most_channels``: or that, if it is less."""
         self.tune = (await self.zero.expect("connection.tune", rule=Rule.AMQP_OPEN)).method
+        if most_channels is not None:
+            channel_max = min(most_channels, self.tune["channel-max"] or MOST_CHANNELS)
         offered = self.tune["frame-max"] or MOST_FRAME_BYTES
         self.frame_max_bytes = frame_max or min(offered, MOST_FRAME_BYTES)
+        said = self.tune["channel-max"] if channel_max is None else channel_max
+        self.channel_max = said or MOST_CHANNELS
         self.send(
             "connection.tune-ok",
-            channel_max=self.tune["channel-max"] if channel_max is None else channel_max,
+            channel_max=said,
             frame_max=self.frame_max_bytes,
             heartbeat=heartbeat_s,
         )
 
     def next_channel(self) -> Channel:
         """A channel with a number not used yet, not opened."""
+        if self._next_channel > self.channel_max:
+            self.ctx.unsupported(f"the broker allows {self.channel_max} channels on a connection")
         channel = self.channel_numbered(self._next_channel)
         self._next_channel += 1
         return channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -60,6 +60,12 @@ class Answer:
             message = f"expected {'.'.join(map(str, path))} to be of type {kind}; seen {self}"
             raise CaseFailureError(message)
         return place
+
+    def with_more(self, name: str, answers: Iterable[Answer]) -> Answer:
+        """This one, with what others have in the list of that name behind its own."""
+        for each in answers:
+            self.at(name, kind=list).extend(each.at(name, kind=list))
+        return self
 
 
 class Told(dict[str, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -12,6 +12,7 @@ from assay.conformance.arrival import soon
 from assay.conformance.case import DEFAULT_LIMIT_S, CaseContext, CaseFunction, Level, case
 from assay.conformance.http.client import Answer, Headers, HttpClient, HttpConnection, basic
 from assay.conformance.http.steps import failed_step, special
+from assay.conformance.http.waiting import LongPoll
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError
 from assay.conformance.rules import Incident, Rule, StepFailureError
 from assay.conformance.targets import Damage, Endpoint, unharmed
@@ -23,6 +24,8 @@ TRACES, VIEWS = "http_traces", "http_views"
 """The APIs, as capabilities."""
 API = "/api/v1"
 PROBLEM = "application/problem+json"
+_NEXT_WITHIN_S = 5.0
+"""Further messages that are there come so soon."""
 Message = Mapping[str, Any] | str
 
 
@@ -184,11 +187,23 @@ class HttpContext(CaseContext):
         """Publish to a queue, all of which must be taken."""
         told = [{"payload": each} if isinstance(each, str) else each for each in messages]
         self._sent.setdefault(queue, set()).update(each.get("payload") for each in told)
-        answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/messages", {"messages": told})
-        self.status(answer, 200)
-        with self.step_of(Rule.HTTP_PUBLISH):
-            self.same("the number of results", len(answer.at("results", kind=list)), len(told))
-        return answer
+        path, most = f"{API}/queues/{quote(queue, safe='')}/messages", self.batch()
+        answers = []
+        for start in range(0, len(told) or 1, most):
+            some = told[start : start + most]
+            answers.append(answer := await self.me.post(path, {"messages": some}))
+            self.status(answer, 200)
+            with self.step_of(Rule.HTTP_PUBLISH):
+                self.same("the number of results", len(answer.at("results", kind=list)), len(some))
+        return answers[0].with_more("results", answers[1:])
+
+    def wait_s(self, wanted: float = 50.0) -> float:
+        """How long a request may ask to wait: what is wanted, or less where the target takes no more."""
+        return min(wanted, int(self.capabilities.get("http_wait_s", wanted)))
+
+    def batch(self, wanted: int = 1_000) -> int:
+        """Likewise, how many messages a request may ask for or bring."""
+        return min(wanted, int(self.capabilities.get("http_batch", wanted)))
 
     async def publish_to(self, topic: str, *messages: Message) -> Answer:
         """The same of GoQueue's API."""
@@ -201,7 +216,7 @@ class HttpContext(CaseContext):
         self, queue: str, count: int = 1, *, group: str = "g", wait_s: float = 0.0, **more: Any
     ) -> list[dict[str, Any]]:
         """Consume up to so many messages."""
-        asked = {"group": group, "max_messages": count, "wait_s": wait_s, **more}
+        asked = {"group": group, "max_messages": self.batch(count), "wait_s": self.wait_s(wait_s), **more}
         answer = await self.me.post(f"{API}/queues/{quote(queue, safe='')}/consume", asked)
         self.status(answer, 200)
         found = cast(list[dict[str, Any]], answer.at("messages", kind=list))
@@ -222,9 +237,13 @@ class HttpContext(CaseContext):
     async def take_all(self, queue: str, count: int, *, at_once: int = 1_000, **more: Any) -> list[dict[str, Any]]:
         """Consume until so many messages have come, at most so many at once."""
         found: list[dict[str, Any]] = []
+        clock = asyncio.get_running_loop().time
+        since = clock()
         while len(found) < count:
-            some = await self.take(queue, min(at_once, count - len(found)), wait_s=5.0, **more)
-            if not some:
+            some = await self.take(queue, min(at_once, count - len(found)), wait_s=_NEXT_WITHIN_S, **more)
+            if some:
+                since = clock()
+            elif self.wait_s(_NEXT_WITHIN_S) >= _NEXT_WITHIN_S or clock() - since > _NEXT_WITHIN_S:
                 text = f"expected {count} messages of {queue}; seen {len(found)}: {payloads(found)}"
                 raise StepFailureError(Incident(rule=Rule.HTTP_DELIVERY, shape=special(more), text=text, soft=True))
             found += some
@@ -238,6 +257,19 @@ class HttpContext(CaseContext):
             if any(each.get("group") == group for each in answer.at("consumers", kind=list)):
                 return
         self.step(Rule.HTTP_DELIVERY, False, f"expected a consumer of {queue} in {group}; seen none", soft=True)
+
+    @contextlib.asynccontextmanager
+    async def long_poll(self, queue: str, group: str = "g") -> AsyncIterator[LongPoll]:
+        """A consumer that waits, as long as the target lets one; it is there when the block begins."""
+        if (wait_s := self.wait_s()) <= 0:
+            self.unsupported("the broker lets no request wait")
+        path = f"{API}/queues/{quote(queue, safe='')}/consume"
+        poll = LongPoll(self.client("waits"), path, {"group": group, "wait_s": wait_s})
+        try:
+            await self.consumer_is_there(queue, group)
+            yield poll
+        finally:
+            poll.cancel()
 
     async def none_left(self, queue: str, *, group: str = "g", **more: Any) -> None:
         """A group must get nothing more of a queue now."""

@@ -25,6 +25,8 @@ HTTP_APIS: Final = {
     "http_views": ("GET", "/api/v1/whoami", b"scopes"),
 }
 """A request to each API, and what must be in an answer of 200. One that is refused is there; 404 says it is not."""
+HTTP_LIMITS: Final = {"http_wait_s": (50, 20, 10, 5, 2, 1, 0), "http_batch": (1_000, 100, 50, 10, 5, 2, 1)}
+"""What a request to consume may ask for: the most that a case wants, and what is tried where that is refused."""
 
 
 def is_told(url: str) -> bool:
@@ -44,8 +46,8 @@ def face_endpoint(endpoint: Endpoint, url: str) -> Endpoint:
     return msgspec.structs.replace(endpoint, host=parts.hostname or endpoint.host, port=port, tls=tls)
 
 
-def http_request(endpoint: Endpoint, method: str, path: str, *, timeout_s: float) -> HttpAnswer:
-    """One request on a fresh connection. Raises :class:`ProbeError` without an answer."""
+def http_request(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> HttpAnswer:
+    """One request on a fresh connection; ``body`` is that of a POST. Raises :class:`ProbeError` without an answer."""
     where = f"{endpoint.host}:{endpoint.port}"
     deadline = time.monotonic() + timeout_s
     reader = AnswerReader()
@@ -53,7 +55,7 @@ def http_request(endpoint: Endpoint, method: str, path: str, *, timeout_s: float
     headers = {"host": where, "connection": "close", "content-type": "application/json", **endpoint.basic}
     try:
         with connected(endpoint, timeout_s) as sock:
-            sock.sendall(encode_request(method, path, headers, b"" if method == "POST" else None))
+            sock.sendall(encode_request(method, path, headers, body if method == "POST" else None))
             while True:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
                 data = sock.recv(65_536)
@@ -84,7 +86,29 @@ def http_found(endpoint: Endpoint, *, timeout_s: float) -> Mapping[str, Capabili
     for name, (method, path, sign) in HTTP_APIS.items():
         answer = http_request(endpoint, method, path, timeout_s=timeout_s)
         found[name] = answer.head.status != 404 and (answer.head.status != 200 or sign in answer.body)
-    return found
+    return found | (http_limits(endpoint, timeout_s=timeout_s) if found["http_queues"] else {})
+
+
+def http_limits(endpoint: Endpoint, *, timeout_s: float) -> dict[str, int]:
+    """How long a request to consume may ask to wait, and for how many messages: 400 says that it is too much.
+
+    It is asked of a queue that there is not. Of one that makes it, and waits, nothing is known.
+    """
+    wait_s, batch = (most for most, *_ in HTTP_LIMITS.values())
+
+    def is_taken(wait_s: int, batch: int) -> bool:
+        asked = {"group": "assay-probe", "wait_s": wait_s, "max_messages": batch}
+        path = "/api/v1/queues/assay-probe/consume"
+        answer = http_request(endpoint, "POST", path, msgspec.json.encode(asked), timeout_s=timeout_s)
+        return answer.head.status != 400
+
+    try:
+        if not is_taken(wait_s, batch):
+            wait_s = next((each for each in HTTP_LIMITS["http_wait_s"] if is_taken(each, 1)), wait_s)
+            batch = next((each for each in HTTP_LIMITS["http_batch"] if is_taken(0, each)), batch)
+    except ProbeError:
+        pass
+    return {"http_wait_s": wait_s, "http_batch": batch}
 
 
 GRPC_METHODS: Final = {

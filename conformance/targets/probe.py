@@ -12,6 +12,7 @@ from assay.conformance.targets.errors import ProbeError, StrangeAnswerError, con
 from assay.conformance.targets.faces import (
     GRPC_METHODS,
     HTTP_APIS,
+    HTTP_LIMITS,
     face_endpoint,
     grpc_found,
     grpc_greet,
@@ -174,7 +175,7 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float | None = None)
     if not speaks:
         raise ProbeError("; ".join(errors))
     shown = _stated(connack) if connack is not None else {}
-    shown |= {name: found[name] for name in (*HTTP_APIS, *GRPC_METHODS)}
+    shown |= {name: found[name] for name in (*HTTP_APIS, *HTTP_LIMITS, *GRPC_METHODS)}
     for name, value in {**target.capabilities, **shown}.items():
         if name in _SPOKEN or name in EXTENSIONS.values():
             continue

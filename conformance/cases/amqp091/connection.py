@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from assay.conformance.amqp091.client import AmqpConnection, outcome_of
+from assay.conformance.amqp091.client import MOST_CHANNELS, AmqpConnection, outcome_of
 from assay.conformance.amqp091.context import AmqpContext, amqp_case
 from assay.conformance.outcome import CaseFailureError
 from assay.conformance.rules import Rule
@@ -19,7 +19,6 @@ from assay.conformance.wire.amqp091 import (
 )
 
 _WANTED = ("product", "version", "platform", "copyright", "information", "host")
-_MOST_CHANNELS = 65_535
 _MOST_FRAME_BYTES = 2**32 - 1
 
 
@@ -339,7 +338,7 @@ async def channel_max_above(ctx: AmqpContext) -> None:
 
     65535 in place of what Tune said.
     """
-    ctx.allow("connection.tune-ok.channel-max.upper-limit", await _tune(ctx, channel_max=_MOST_CHANNELS))
+    ctx.allow("connection.tune-ok.channel-max.upper-limit", await _tune(ctx, channel_max=MOST_CHANNELS))
 
 
 @amqp_case(

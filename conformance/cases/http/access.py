@@ -207,7 +207,7 @@ async def rules(ctx: HttpContext) -> None:
     """
     maria = _as(ctx, "maria")
     await _as(ctx, "guest").post(f"{API}/queues/open/messages", {"messages": [{"payload": "x"}]})
-    taken = await maria.post(f"{API}/queues/open/consume", {"group": "maria", "wait_s": 5})
+    taken = await maria.post(f"{API}/queues/open/consume", {"group": "maria", "wait_s": ctx.wait_s(5)})
     ctx.same("what it may read", payloads(taken.at("messages")), ["x"])
     ctx.same("the queues that it sees", (await maria.get(f"{API}/queues")).at("queues"), ["open"])
     for method, path, body in (
@@ -244,7 +244,7 @@ async def tenants(ctx: HttpContext) -> None:
     ctx.same("the topics", (await annabel.get("/topics")).at("topics"), ["own"])
     answer = await annabel.post(f"{API}/queues/own/messages", {"messages": [{"payload": "hers"}]})
     ctx.same("the id", answer.at("results", 0, "message_id", kind=str).partition(":")[0], "own")
-    taken = await annabel.post(f"{API}/queues/own/consume", {"group": "g", "wait_s": 5})
+    taken = await annabel.post(f"{API}/queues/own/consume", {"group": "g", "wait_s": ctx.wait_s(5)})
     ctx.same("the message", payloads(taken.at("messages")), ["hers"])
     receipt = taken.at("messages", 0, "receipt", kind=str)
     settled = await annabel.post(f"{API}/queues/own/settle", {"outcome": "release", "receipts": [receipt]})
@@ -337,7 +337,6 @@ async def other_sites(ctx: HttpContext) -> None:
 
 # Who one is, and what one's own is
 
-_G = {"group": "g", "wait_s": 5}
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -407,7 +406,7 @@ async def own_figures(ctx: HttpContext) -> None:
         started = await client.post("/producers/init", {"transactional_id": f"figures-{queue}"})
         who = {"producer_id": started.at("producer_id"), "epoch": started.at("epoch")}
         ctx.status(await client.post("/transactions/begin", who), 200)
-    asked = {"group": "figures", "max_messages": 4, "wait_s": 5}
+    asked = {"group": "figures", "max_messages": 4, "wait_s": ctx.wait_s(5)}
     taken = (await gwen.post(f"{API}/queues/own/consume", asked)).at("messages", kind=list)
     ctx.same("the messages", payloads(taken), list("abcd"))
     for each, outcome in zip(taken, ("accept", "reject", "fail"), strict=False):
@@ -475,7 +474,8 @@ async def quotas(ctx: HttpContext) -> None:
     sam = _as(ctx, "sam")
     path = f"{API}/queues/only/messages"
     ctx.status(await sam.post(path, {"messages": [{"payload": "a"}]}), 200)
-    ctx.same("the message", payloads((await sam.post(f"{API}/queues/only/consume", _G)).at("messages")), ["a"])
+    asked = {"group": "g", "wait_s": ctx.wait_s(5)}
+    ctx.same("the message", payloads((await sam.post(f"{API}/queues/only/consume", asked)).at("messages")), ["a"])
     for target, message in ((path, {"payload": "x" * 600}), (path, {"payload": "x", "delay": "2h"})):
         answer = await sam.post(target, {"messages": [message]})
         ctx.publish_refused(answer, 429, "quota")

@@ -46,20 +46,14 @@ async def groups(ctx: HttpContext) -> None:
     limit_s=8.0,
 )
 async def long_poll(ctx: HttpContext) -> None:
-    """A request that waits for up to a minute is answered as soon as a message is published.
+    """A request that waits is answered as soon as a message is published.
 
-    It is sent before there is any.
+    It is sent before there is any, and waits for up to 50 s, or less where the broker refuses that.
     """
     queue = await ctx.queue()
-    waiter = ctx.client("waits")
-    asked = {"group": "g", "wait_s": 50}
-    poll = asyncio.create_task(waiter.post(f"{API}/queues/{queue}/consume", asked))
-    try:
-        await ctx.consumer_is_there(queue, "g")
+    async with ctx.long_poll(queue) as poll:
         await ctx.fill(queue, "late")
-        answer = await poll
-    finally:
-        poll.cancel()
+        answer = await poll.answer()
     ctx.status(answer, 200)
     ctx.same("the messages", payloads(answer.at("messages")), ["late"])
 
@@ -71,6 +65,8 @@ async def vain(ctx: HttpContext) -> None:
     One that does not wait is answered at once; one that would wait for longer than is allowed is refused.
     """
     queue = await ctx.queue()
+    if not ctx.wait_s():
+        ctx.unsupported("the broker lets no request wait")
     began = asyncio.get_running_loop().time()
     ctx.same("the messages", await ctx.take(queue, wait_s=_WAIT_S), [])
     took_s = asyncio.get_running_loop().time() - began
@@ -142,7 +138,7 @@ async def gone(ctx: HttpContext) -> None:
     queue = await ctx.queue(delivery_timeout_s=3_000)
     waiter = ctx.client("goes")
     path = f"{API}/queues/{queue}/consume"
-    connection = await waiter.send("POST", path, {"group": "g", "wait_s": 50, "consumer": "one"})
+    connection = await waiter.send("POST", path, {"group": "g", "wait_s": ctx.wait_s(), "consumer": "one"})
     await ctx.consumer_is_there(queue, "g")
     if not connection.end():
         ctx.unsupported("over TLS no client can show that it has gone, and see that this was seen")
@@ -231,16 +227,12 @@ async def twice(ctx: HttpContext) -> None:
     The message that comes then is given to the first.
     """
     queue = await ctx.queue()
-    waiter = ctx.client("waits")
-    poll = asyncio.create_task(waiter.post(f"{API}/queues/{queue}/consume", {"group": "g", "wait_s": 50}))
-    try:
-        await ctx.consumer_is_there(queue, "g")
-        second = await ctx.me.post(f"{API}/queues/{queue}/consume", {"group": "g", "wait_s": 1})
+    path = f"{API}/queues/{queue}/consume"
+    async with ctx.long_poll(queue) as poll:
+        second = await poll.beside(lambda: ctx.me.post(path, {"group": "g", "wait_s": ctx.wait_s(1)}))
         ctx.refused(second, 409, "in_use")
         await ctx.fill(queue, "a")
-        ctx.same("the messages", payloads((await poll).at("messages")), ["a"])
-    finally:
-        poll.cancel()
+        ctx.same("the messages", payloads((await poll.answer()).at("messages")), ["a"])
 
 
 # Settlements

@@ -243,6 +243,8 @@ async def long_poll(ctx: HttpContext) -> None:
 
     What is no duration is refused.
     """
+    if not ctx.wait_s():
+        ctx.unsupported("the broker lets no request wait")
     topic, group = await ctx.topic_named(), ctx.name("g")
     member = (await ctx.join(group, topic)).at("member_id")
     loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from itertools import permutations
@@ -338,19 +337,15 @@ async def limits(ctx: HttpContext) -> None:
     ctx.refused(await ctx.me.put(f"{API}/queues/{queues[0]}/partitions", {"count": 9}), full, "limit")
     ctx.same("the queues", (await ctx.me.get(f"{API}/queues")).at("queues"), sorted(queues))
     path = f"{API}/queues/{queues[0]}/consume"
-    waiter = ctx.client("waits")
-    poll = asyncio.create_task(waiter.post(path, {"group": "g", "wait_s": 50}))
-    try:
-        await ctx.consumer_is_there(queues[0], "g")
-        busy = await ctx.me.post(f"{API}/queues/{queues[1]}/consume", {"group": "g", "wait_s": 50})
+    other = f"{API}/queues/{queues[1]}/consume"
+    async with ctx.long_poll(queues[0]) as poll:
+        busy = await poll.beside(lambda: ctx.me.post(other, {"group": "g", "wait_s": ctx.wait_s()}))
         ctx.refused(busy, 503, "busy")
         ctx.must(busy.header("retry-after").isdecimal(), f"expected Retry-After; seen {busy}")
         ctx.refused(await ctx.me.post(path, {"group": "g", "consumer": "three"}), full, "limit")
         ctx.refused(await ctx.me.post(f"{API}/queues/{queues[2]}/groups", {"group": "g"}), full, "limit")
         await ctx.fill(queues[0], "late")
-        ctx.same("the message", payloads((await poll).at("messages")), ["late"])
-    finally:
-        poll.cancel()
+        ctx.same("the message", payloads((await poll.answer()).at("messages")), ["late"])
 
 
 @http_case("service/the-log-is-said", QUEUES, VIEWS, clauses=("H-ERR-9", "H-ERR-4"), mutant="http-unsupported-is-500")
