@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from assay.reference_broker.trace.stopping import terminated_as_interrupted
+
 
 class _Part(NamedTuple):
     """A command, or an application with commands of its own."""
@@ -28,6 +30,10 @@ class _Part(NamedTuple):
 
 
 _RUN, _OPERATE, _JUDGE = "Run a broker", "Operate a broker, over HTTP", "Judge brokers"
+_INTERRUPTED = 130
+"""What typer ends with after Ctrl-C."""
+_STOPPED = 6
+"""As README.md has it."""
 _BROKER = "assay.reference_broker"
 _COMMANDS = f"{_BROKER}.commands.cli"
 _PARTS: dict[str, _Part] = {
@@ -190,7 +196,13 @@ def main() -> None:
     """Console script."""
     wanted = _wanted()
     try:
-        build_app(wanted)()
+        with terminated_as_interrupted():
+            build_app(wanted)()
+    except SystemExit as ended:
+        if ended.code != _INTERRUPTED:
+            raise
+        print(f"assay {wanted}: stopped before the end", file=sys.stderr)
+        sys.exit(_STOPPED)
     except ModuleNotFoundError as error:
         extra = _PARTS[wanted].extra if wanted in _PARTS else ""
         missing = (error.name or "").partition(".")[0]

@@ -11,12 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
@@ -29,6 +31,8 @@ from assay.reference_broker.trace.results import RunResult, Verdict, read_result
 from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 STEP_TIMEOUT_S = 240.0
+_END_TIMEOUT_S = 20.0
+"""For a step that is told to end, and ends what it has started."""
 ATTEMPTS = 3
 _NEEDED = ("pytest", "simpy", "toxiproxy", "locust", "pyspark", "jinja2")
 """One module of each extra: steps are processes, and would fail one by one."""
@@ -168,17 +172,63 @@ def steps(out: Path, seed: int) -> list[Step]:
     return found
 
 
-def run_step(step: Step, out: Path) -> Outcome:
+class Processes:
+    """Those of the steps that run, so that none outlives the demo."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def run(self, command: list[str], log: BinaryIO, environment: dict[str, str]) -> int:
+        """Its exit status. Raises :class:`subprocess.TimeoutExpired`, and after :meth:`stop` :class:`StoppedError`."""
+        with self._lock:
+            if self._stopped:
+                raise StoppedError
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            self._running.add(process)
+        try:
+            return process.wait(STEP_TIMEOUT_S)
+        finally:
+            _end(process)
+            with self._lock:
+                self._running.discard(process)
+
+    def stop(self) -> None:
+        """End all, and start no more."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            process.terminate()
+
+
+class StoppedError(Exception):
+    """The demo ends, and starts nothing more."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order, so that it ends what it has started itself; at once where it takes too long."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def run_step(step: Step, out: Path, processes: Processes | None = None) -> Outcome:
     """Run one command to its end, or until its time is up."""
+    processes = processes or Processes()
     started = time.monotonic()
     path = out / f"{step.name}.log"
     command = [sys.executable, "-m", "assay.cli", *step.arguments]
     environment = {**os.environ, "COLUMNS": "140", "PYTHONUNBUFFERED": "1"}
     with path.open("wb") as log:
         try:
-            code = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=STEP_TIMEOUT_S, check=False
-            ).returncode
+            code = processes.run(command, log, environment)
             problem = f"ended with exit code {code}; see {path}"
         except subprocess.TimeoutExpired:
             code = -1
@@ -218,15 +268,22 @@ def run_patiently(step: Step, out: Path, run: Callable[[Step, Path], Outcome] = 
     return outcome
 
 
-def run_all(plan: list[Step], run: Callable[[Step], Outcome]) -> Iterator[Outcome]:
-    """Run the steps and yield what became of each, in order; each waits for those before, or runs beside the last."""
+def run_all(
+    plan: list[Step], run: Callable[[Step], Outcome], stop: Callable[[], None] = lambda: None
+) -> Iterator[Outcome]:
+    """Run the steps and yield what became of each, in order; each waits for those before, or runs beside the last.
+    ``stop`` is called where that is interrupted, and ends those that run."""
     with ThreadPoolExecutor() as pool:
         running: list[Future[Outcome]] = []
-        for index, step in enumerate(plan):
-            running.append(pool.submit(run, step))
-            if index + 1 == len(plan) or not plan[index + 1].beside:
-                yield from (future.result() for future in running)
-                running.clear()
+        try:
+            for index, step in enumerate(plan):
+                running.append(pool.submit(run, step))
+                if index + 1 == len(plan) or not plan[index + 1].beside:
+                    yield from (future.result() for future in running)
+                    running.clear()
+        except BaseException:
+            stop()
+            raise
 
 
 def _verdict_table(outcomes: list[Outcome]) -> Table:
@@ -260,15 +317,16 @@ def demo(
     prepare(out)
     outcomes: list[Outcome] = []
     plan = steps(out, seed)
+    processes = Processes()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=False) as progress:
         task = progress.add_task("", total=len(plan) + 2)
 
         def run(step: Step) -> Outcome:
             progress.update(task, description=step.title)
-            return run_patiently(step, out)
+            return run_patiently(step, out, partial(run_step, processes=processes))
 
-        for outcome in run_all(plan, run):
+        for outcome in run_all(plan, run, processes.stop):
             step = outcome.step
             outcomes.append(outcome)
             note = "" if step.decides else " (not counted)"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from assay.reference_broker.trace.stopping import terminated_as_interrupted
 from assay.reference_broker.trace.terminal import WholeConsole
 from mutation.campaign import (
     DEFAULT_MODULES,
@@ -68,7 +67,6 @@ def main(
 
     Example: python -m mutation --sample 60 --seed 7 reference_broker/core
     """
-    signal.signal(signal.SIGTERM, _interrupt)
     began = time.monotonic()
     try:
         if resume is not None:
@@ -127,9 +125,6 @@ def main(
     )
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    with terminated_as_interrupted():
+        typer.run(main)

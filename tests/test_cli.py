@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -211,6 +213,50 @@ def test_a_step_is_repeated_only_while_it_can_say_nothing(
     assert outcome.verdict is expected
     assert len(verdicts) - len(left) == runs
     assert outcome.duration_s == runs
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_says_what_it_saw_and_ends_as_the_readme_says(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "assay", "fuzz", "mqtt", "--packets", "1000000000", "--seed", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "seed 1\n"
+        process.send_signal(number)
+        told = process.stderr.read()
+        assert process.wait(WAIT_S) == 6
+    assert "stopped before the end" in told
+
+
+def test_a_demo_that_is_stopped_ends_what_it_has_started(tmp_path: Path) -> None:
+    first, second = (demo.Step(name=name, title="t", arguments=(), folder="") for name in ("first", "second"))
+    processes = demo.Processes()
+    fifo = tmp_path / "begun"
+    os.mkfifo(fifo)
+    started: list[int] = []
+
+    def run(step: demo.Step) -> demo.Outcome:
+        with (tmp_path / "log").open("wb") as log:
+            code = f"import os, signal; open({str(fifo)!r}, 'w').write(str(os.getpid())); signal.pause()"
+            started.append(processes.run([sys.executable, "-c", code], log, dict(os.environ)))
+        return demo.Outcome(step=step, verdict=Verdict.PASS, summary="", duration_s=0.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt_once(fifo, demo.run_all([first, second], run, processes.stop))
+    assert started == [-signal.SIGTERM], "the one that ran is gone, and no other was begun"
+    with pytest.raises(demo.StoppedError):
+        run(second)
+
+
+def _interrupt_once(fifo: Path, outcomes: Iterator[demo.Outcome]) -> None:
+    """As a signal does: in the main thread, once the first step runs."""
+
+    def interrupt() -> None:
+        fifo.read_text(encoding="utf-8")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    next(outcomes)
 
 
 def test_a_step_waits_for_those_before_it_or_runs_beside_the_last() -> None:

@@ -7,10 +7,8 @@ that is gone, what was not shown comes again.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -42,32 +40,13 @@ def run(client: HttpQueues, values: Values) -> None:
         raise UsageError("--max is 1 or more")
     batches = _consumed(client, values) if values["group"] else _read(client, values)
     try:
-        with _signals():
-            for _ in batches:
-                pass
+        for _ in batches:
+            pass
     except KeyboardInterrupt:
         if not values["follow"] or values["max"] is not None:
             raise StoppedError from None
     finally:
         batches.close()
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM as Ctrl-C."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread, as in tests
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _consumed(client: HttpQueues, values: Values) -> Any:

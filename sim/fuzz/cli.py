@@ -87,11 +87,20 @@ def _fuzz(protocol: str, packets: int, seed: int | None, replay: Path | None, ou
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("fuzzing", total=packets)
 
+        seen: Outcome | None = None
+
         def show(outcome: Outcome) -> None:
+            nonlocal seen
+            seen = outcome
             text = f"{outcome.features} features, {outcome.packets_per_s:.0f} packets/s"
             progress.update(task, completed=outcome.packets, description=text)
 
-        outcome = run(used_seed, packets, shrink_for_s=shrink_for_s, on_progress=show, protocol=protocol)
+        try:
+            outcome = run(used_seed, packets, shrink_for_s=shrink_for_s, on_progress=show, protocol=protocol)
+        except KeyboardInterrupt:
+            if seen is not None:
+                _print(seen)
+            raise
     _print(outcome)
     if outcome.failure is None:
         raise typer.Exit(PASSED)

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from assay.reference_broker.trace.stopping import terminated_as_interrupted
 from assay.reference_broker.trace.terminal import WholeConsole
 from assay.sim.queue_model.campaign import Campaign, campaign
 from assay.sim.queue_model.machine import STEPS
@@ -26,19 +27,21 @@ def main(
 ) -> None:
     """Let Hypothesis choose what happens to the queue engine, and hold it to its oracle.
 
-    Exit status: 0 nothing found, 1 the engine did what it may not do (the shortest example is shown).
+    Exit status: 0 nothing found, 1 the engine did what it may not do (the shortest example is shown), 6 stopped
+    before the end (what was seen until then is told).
 
     Example: python -m assay.sim.queue_model --examples 20000 --seed 1 --workers 2
     """
     used_seed = secrets.randbits(32) if seed is None else seed
     console.print(f"seed {used_seed}", highlight=False)
-    told = 0
+    told, total, stopped = 0, Campaign(), False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("examples", total=examples)
 
         def show(so_far: Campaign) -> None:
-            nonlocal told
+            nonlocal told, total
+            total = so_far
             # At once: a campaign may be stopped before its end.
             for chunk in so_far.failures[told:]:
                 console.print(
@@ -50,9 +53,10 @@ def main(
             text = f"{so_far.steps} steps, {len(so_far.failures)} failures"
             progress.update(task, completed=so_far.examples, description=text)
 
-        total = campaign(
-            examples, seed=used_seed, workers=workers, steps=steps, mutants=tuple(mutant or ()), on_chunk=show
-        )
+        try:
+            campaign(examples, seed=used_seed, workers=workers, steps=steps, mutants=tuple(mutant or ()), on_chunk=show)
+        except KeyboardInterrupt:
+            stopped = True
     rules = ", ".join(f"{rule} {count}" for rule, count in total.covered.most_common())
     ends = ", ".join(f"{end} {count}" for end, count in total.ends.most_common())
     console.print(
@@ -62,8 +66,9 @@ def main(
         highlight=False,
         soft_wrap=True,
     )
-    raise typer.Exit(1 if total.failures else 0)
+    raise typer.Exit(1 if total.failures else 6 if stopped else 0)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with terminated_as_interrupted():
+        typer.run(main)

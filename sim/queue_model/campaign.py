@@ -106,5 +106,8 @@ def _chunks(tasks: list[tuple[int, int, int, tuple[str, ...]]], workers: int) ->
         yield from (run_chunk(*task) for task in tasks)
         return
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as executor:
-        for future in as_completed([executor.submit(run_chunk, *task) for task in tasks]):
-            yield future.result()
+        try:
+            for future in as_completed([executor.submit(run_chunk, *task) for task in tasks]):
+                yield future.result()
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
