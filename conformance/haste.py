@@ -2,7 +2,8 @@
 
 PUBACK, PUBREC and PUBCOMP say that a server owns a message; it need not have retained or forwarded it by then (notes to
 figures 4.2 and 4.3 in both versions), so that a client which subscribes next may get it live in place of retained. A
-case that goes wrong after such a step is tried once more, with a pause before each.
+case that goes wrong after such a step is tried once more, with a pause before each. That says nothing of a connection
+that is refused or ended, of what is said of sessions, nor of malformed packets: who does that now and then does it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,26 @@ import asyncio
 import time
 
 from assay.conformance.arrival import Patience
+from assay.conformance.rules import Rule
 
 FORWARDS_WITHIN_S = 1.0
 """After this a server that is not busy has done what it has acknowledged."""
 HASTY = "right behind an acknowledgement, which does not say that a message has been retained or forwarded"
+NOT_BY_LATE_MESSAGES = frozenset(
+    {
+        Rule.ACCEPT,
+        Rule.FIRST,
+        Rule.FORM,
+        Rule.TEXT,
+        Rule.STAYS_OPEN,
+        Rule.SESSION_KEPT,
+        Rule.SESSION_NEW,
+        Rule.UPGRADE,
+        Rule.FRAMES,
+        Rule.BINARY,
+    }
+)
+"""Broken by no server that forwards, or retains, later than it acknowledges."""
 
 
 class Haste:

@@ -10,6 +10,7 @@ from assay.conformance.case import Case, CaseContext
 from assay.conformance.haste import HASTY
 from assay.conformance.judged import Outcome
 from assay.conformance.nursery import Nursery
+from assay.conformance.rules import Incident, Rule, StepFailureError
 from assay.conformance.self_check import PATIENCE_S, _run_group
 from assay.conformance.targets import load_target
 from assay.reference_broker.trace.conformance import CaseVerdict
@@ -118,6 +119,19 @@ def test_a_case_without_haste_and_a_run_without_patience_are_not_tried_again(nur
 
     assert Judged(nursery, LATER, publishes_last).paused == [False]
     assert Judged(nursery, LATER, takes_puback_for_retained, patience_s=PATIENCE_S).verdict is CaseVerdict.FAIL
+
+
+@pytest.mark.parametrize("rule", [Rule.ACCEPT, Rule.STAYS_OPEN, Rule.FORM, Rule.SESSION_KEPT])
+def test_no_late_message_is_the_reason_of_a_refused_or_ended_connection(nursery: Nursery, rule: Rule) -> None:
+    """RabbitMQ ends a CONNECT without an answer now and then, which passed for a message that it forwards later."""
+
+    async def meets(ctx: CaseContext) -> None:
+        await takes_puback_for_retained(ctx)
+        raise StepFailureError(Incident(rule=rule, text="seen once"))
+
+    judged = Judged(nursery, "", meets)
+    assert (judged.verdict, judged.paused) == (CaseVerdict.FAIL, [False])
+    assert "seen once" in judged.detail
 
 
 def test_a_queue_has_what_it_has_confirmed(nursery: Nursery) -> None:

@@ -221,7 +221,7 @@ async def quota_returns(ctx: CaseContext) -> None:
 
 @case(
     "mqtt5/flow-control/resume-uses-the-new-receive-maximum",
-    clauses=("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.4.0-1"),
+    clauses=("MQTT-3.3.4-9", "MQTT-4.9.0-1"),
     requires=("qos1", "persistent_sessions"),
     mutant="v5-receive-maximum-kept-from-first-connect",
     kills=("v5-one-more-is-sent-again-at-a-time",),
