@@ -82,6 +82,21 @@ def test_messages_in_another_order_are_charged_to_their_order_alone() -> None:
     assert "came behind one that was published later" in outcome.result.detail
 
 
+@pytest.mark.parametrize(
+    ("mutant", "case_id"),
+    [
+        ("confused-order", "mqtt5/publish/many-topics-in-one-write"),
+        ("confused-order", "mqtt311/publish/many-topics-in-one-write"),
+        ("v5-offline-messages-reversed", "mqtt5/session/order-of-waiting-messages"),
+    ],
+)
+def test_another_order_is_booked_on_the_rule_of_order_whatever_else_a_case_cites(mutant: str, case_id: str) -> None:
+    """Artemis sends messages of a topic in another order now and then; that was booked on filters and QoS as well."""
+    (outcome,) = settle(outcomes(broken(mutant), case_id))
+    assert outcome.result.verdict is CaseVerdict.FAIL
+    assert outcome.result.clauses == ["MQTT-4.6.0-5", "MQTT-4.6.0-6"], outcome.result.detail
+
+
 def test_code_4_for_a_malformed_login_is_reported_and_not_failed() -> None:
     ids = ("mqtt311/connect/password-needs-a-user-name", "mqtt311/malformed/connect-text-must-be-utf-8")
     for outcome in outcomes(broken("v3-malformed-login-gets-code-4"), *ids):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sys
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,6 +30,7 @@ from assay.conformance.targets import (
     running,
     shipped_targets,
 )
+from assay.conformance.targets.process import crowding
 
 MINIMAL = 'schema = "assay.target/1"\nname = "x"\n'
 
@@ -173,6 +177,40 @@ def test_a_broker_that_never_answers_is_given_up(tmp_path: Path) -> None:
     hook = StartHook(command=(sys.executable, "-c", "import sys; sys.stdin.read()"), ready_timeout_s=0.4)
     with pytest.raises(TargetStartError, match="no handshake"), running(Target(name="x", start=hook)):
         pass
+
+
+LATE_LISTENER = """
+import socket, sys, threading
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
+    client, _ = listener.accept()
+    client.recv(1000)
+    client.sendall(bytes.fromhex("20020000"))
+    threading.Event().wait(0.4)  # in which the bench has its handshake
+    with socket.create_server(("127.0.0.1", int(sys.argv[2]))):
+        sys.stdin.read()
+"""
+
+
+def test_a_broker_has_started_when_its_websocket_listens_too() -> None:
+    """Moquette's came later, and a case found nobody there."""
+    hook = StartHook(command=(sys.executable, "-c", LATE_LISTENER, "{port}", "{websocket_port}"))
+    said: dict[str, CapabilityValue] = {"websocket_url": "ws://127.0.0.1:{websocket_port}/mqtt", "mqtt5": False}
+    with running(Target(name="x", start=hook, capabilities=said)) as broker:
+        url = urlsplit(str(broker.target.capabilities["websocket_url"]))
+        socket.create_connection((str(url.hostname), int(url.port or 0)), timeout=1).close()
+
+
+def test_a_broker_on_a_busy_machine_has_longer_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiveMQ was taken for one that does not start again, on a machine with forty processes for a processor."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (40.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    began = time.monotonic()
+    hook = StartHook(command=(sys.executable, "-c", "import sys; sys.stdin.read()"), ready_timeout_s=0.2)
+    with pytest.raises(TargetStartError, match="no handshake"), running(Target(name="x", start=hook)):
+        pass
+    assert crowding() == pytest.approx(5.0)
+    assert time.monotonic() - began >= 5 * 0.2
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+    assert crowding() == pytest.approx(1.0)
 
 
 def test_a_broker_that_should_run_already_and_does_not_is_unreachable() -> None:
