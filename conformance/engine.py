@@ -42,7 +42,7 @@ from assay.conformance.case import ABSENT, Case, CaseContext
 from assay.conformance.cohort import RestartGate
 from assay.conformance.connection import Connection
 from assay.conformance.grpc.context import GrpcContext
-from assay.conformance.haste import HASTY, NOT_BY_LATE_MESSAGES
+from assay.conformance.haste import HASTY, may_be_late
 from assay.conformance.http.context import HttpContext
 from assay.conformance.judged import Outcome
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, TooSlowError, UnsupportedError
@@ -406,10 +406,10 @@ class Engine:
         """Whether a broker that forwards later than it acknowledges may be what went wrong. A queue has what it has
         confirmed, and where the patience is short the broker is known to be broken."""
         went_wrong = verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) or ctx.incidents
-        if any(incident.rule in NOT_BY_LATE_MESSAGES for incident in ctx.incidents):
+        if not all(map(may_be_late, ctx.incidents)):
             return False
-        may_be_late = ctx.case.spec != "queue" and self.options.patience_s is None
-        return bool(ctx.haste.was_hasty and went_wrong and may_be_late)
+        is_judged = ctx.case.spec != "queue" and self.options.patience_s is None
+        return bool(ctx.haste.was_hasty and went_wrong and is_judged)
 
     async def _tidy_up(self, case: Case, ctx: CaseContext) -> None:
         """Behind an attempt that does not count: a moved clock, and queues of a fixed name, bear no second one."""

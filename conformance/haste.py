@@ -12,7 +12,7 @@ import asyncio
 import time
 
 from assay.conformance.arrival import Patience
-from assay.conformance.rules import Rule
+from assay.conformance.rules import Incident, Rule
 
 FORWARDS_WITHIN_S = 1.0
 """After this a server that is not busy has done what it has acknowledged."""
@@ -32,6 +32,14 @@ NOT_BY_LATE_MESSAGES = frozenset(
     }
 )
 """Broken by no server that forwards, or retains, later than it acknowledges."""
+_ANSWERS = frozenset({Rule.SUBACK, Rule.UNSUBACK, Rule.PUBACK, Rule.PUBREC, Rule.PUBCOMP, Rule.PINGRESP})
+
+
+def may_be_late(incident: Incident) -> bool:
+    """Whether a message that comes late may be what went wrong: an answer is missing, perhaps, as that came first."""
+    if incident.rule in _ANSWERS:
+        return "; seen PUBLISH" in incident.text
+    return incident.rule not in NOT_BY_LATE_MESSAGES
 
 
 class Haste:
