@@ -39,6 +39,8 @@ def may_be_late(incident: Incident) -> bool:
     """Whether a message that comes late may be what went wrong: an answer is missing, perhaps, as that came first."""
     if incident.rule in _ANSWERS:
         return "; seen PUBLISH" in incident.text
+    if incident.rule is Rule.ORDER:
+        return incident.soft  # what is late comes in its order all the same
     return incident.rule not in NOT_BY_LATE_MESSAGES
 
 

@@ -608,17 +608,18 @@ class Player(Sockets):
         self.referee.moved(self.now, seconds)
 
     def _hear_all(self) -> None:
-        """Nothing is under way on any connection: what comes meanwhile is answered, and the answers are heard, too."""
+        """Nothing is under way on any connection."""
+        self._barrier(*self._wires.values())
+
+    def _barrier(self, *wires: _Wire) -> None:
+        """What was sent on these connections has been handled, or they are over: also what answers deliveries that come
+        meanwhile, which a connection that is reset right behind would lose."""
         said = -1
         while said != self._said:
             said = self._said
-            self._barrier(*self._wires.values())
-
-    def _barrier(self, *wires: _Wire) -> None:
-        """What was sent on these connections has been handled, or they are over."""
-        for wire in wires:
-            self._send(wire, Pingreq())
-        self._settle(until=lambda: not any(wire.link.pings and wire.open for wire in wires))
+            for wire in wires:
+                self._send(wire, Pingreq())
+            self._settle(until=lambda: not any(wire.link.pings and wire.open for wire in wires))
 
     # Packets
 

@@ -139,6 +139,8 @@ def test_a_message_that_comes_before_an_answer_may_be_a_late_one() -> None:
     asked = Incident(rule=Rule.SUBACK, text="expected SUBACK; seen PUBLISH topic='t'")
     ended = Incident(rule=Rule.SUBACK, text="expected SUBACK; the broker ended the connection")
     assert (may_be_late(asked), may_be_late(ended)) == (True, False)
+    other, perhaps = [Incident(rule=Rule.ORDER, text="4, 0, 1, 2", soft=soft) for soft in (False, True)]
+    assert (may_be_late(other), may_be_late(perhaps)) == (False, True), "mochi, now and then"
 
 
 def test_a_queue_has_what_it_has_confirmed(nursery: Nursery) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from assay.conformance.explore.player import Player as LifePlayer
 from assay.conformance.explore.sockets import Sockets, Wire
 from assay.conformance.wire import Decoder, Pingreq, encode
 
@@ -82,3 +83,21 @@ def test_packets_in_two_pieces(player: Player) -> None:
     (first,) = player.passed
     assert 0 < len(first) < len(PING)
     assert first + player.seen() == PING
+
+
+class Answering(LifePlayer):
+    """A delivery comes before the first PINGRESP, and is answered."""
+
+    def __init__(self) -> None:
+        self._said = self.rounds = 0
+
+    def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
+        self.rounds += 1
+        self._said += self.rounds == 1
+
+
+def test_what_is_answered_while_a_ping_is_under_way_is_heard_as_well() -> None:
+    """Mosquitto was accused of what it sent again: the PUBREC behind the PINGREQ had gone with a reset connection."""
+    player = Answering()
+    player._barrier()
+    assert player.rounds == 2
