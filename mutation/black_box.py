@@ -2,9 +2,10 @@
 
 ``python -m mutation.black_box cases ID...`` runs cases on reference brokers that are forked from this process, so that
 they have the mutant that it has, and ends at the first case that fails, and fails again on a broker of its own.
-``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues, ``amqp
-EXAMPLES SEED`` of AMQP 0.9.1, ``tiny EXAMPLES SEED`` and ``tiny-lives EXAMPLES SEED`` those of queues and of MQTT on a
-broker whose turns end early and whose caches hold next to nothing. Exit status: 0 all is well, 1 somebody noticed.
+``lives EXAMPLES SEED`` plays lives until one is outside the model, ``queues EXAMPLES SEED`` lives of queues, ``http
+EXAMPLES SEED`` these over HTTP, ``amqp EXAMPLES SEED`` those of AMQP 0.9.1, ``tiny EXAMPLES SEED`` and ``tiny-lives
+EXAMPLES SEED`` those of queues and of MQTT on a broker whose turns end early and whose caches hold next to nothing.
+Exit status: 0 all is well, 1 somebody noticed.
 
 ``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, tells the probes in it which case it
 is for, and writes a line for each as :mod:`mutation.contexts` does.
@@ -58,6 +59,7 @@ _LIVES = {
     "lives": ("mqtt", ""),
     "queues": ("queues", ""),
     "amqp": ("amqp091", ""),
+    "http": ("http", ""),
     "tiny": ("queues", "any-tiny-insides"),
     "tiny-lives": ("mqtt", "any-tiny-insides"),
 }

@@ -31,6 +31,11 @@ UNIT_FOLDERS = (
     "tests/storage",
     "tests/storage_tools",
     "tests/server",
+    "tests/http",
+    "tests/grpc_api",
+    "tests/coap",
+    "tests/schemas",
+    "tests/trace",
 )
 _SLOW = ("tests/mqtt/quirks",)
 """Tests that run whole suites: other judges do that."""
@@ -47,6 +52,7 @@ _LIVES = 100
 _QUEUE_LIVES = 60
 _TINY_LIVES = 30
 _AMQP_LIVES = 60
+_HTTP_LIVES = 30
 _PACKAGES = ("assay.reference_broker", "assay.conformance", "assay.faults", "assay.sim")
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
@@ -334,6 +340,7 @@ def all_judges() -> list[Judge]:
         Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
         Commands("explore queues", f"-m mutation.black_box queues {_QUEUE_LIVES} 1", black_box=True),
         Commands("explore amqp", f"-m mutation.black_box amqp {_AMQP_LIVES} 1", black_box=True),
+        Commands("explore http", f"-m mutation.black_box http {_HTTP_LIVES} 1", black_box=True),
         Commands(
             "explore tiny",
             f"-m mutation.black_box tiny {_TINY_LIVES} 1",

@@ -32,6 +32,7 @@ def amqp_case(
     mutant: str = "",
     near_miss: str = "",
     kills: tuple[str, ...] = (),
+    settings: dict[str, Any] | None = None,
     together: bool = False,
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[AmqpCaseFunction], AmqpCaseFunction]:
@@ -44,6 +45,7 @@ def amqp_case(
         mutant=mutant,
         near_miss=near_miss,
         kills=kills,
+        settings=settings,
         judged_on=JUDGED_ON,
         together=together,
         limit_s=limit_s,

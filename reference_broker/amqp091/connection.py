@@ -654,6 +654,8 @@ class AmqpConnection(Peer, Connection):
         self.rouse()
 
     def take_output(self) -> bytes:
+        # Whatever roused it may have done with what had begun to come: a login, an answer that frames waited for.
+        self._count_partial(self.broker.now)
         if self._unflushed:
             unflushed, self._unflushed = self._unflushed, {}
             for channel in unflushed:

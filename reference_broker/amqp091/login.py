@@ -48,8 +48,8 @@ def bad_response(mechanism: str) -> AmqpError:
 
 
 def read_plain(response: bytes) -> Credentials:
-    """RFC 4616: whom to act as, name, password, with zero bytes between. Raises :class:`AmqpError`."""
-    parts = response.split(b"\0", 2)
+    """RFC 4616: whom to act as, name, password, with zero bytes between and nowhere else. Raises :class:`AmqpError`."""
+    parts = response.split(b"\0")
     if len(parts) != 3 or not parts[1]:
         raise bad_response("PLAIN")
     try:

@@ -392,7 +392,7 @@ def _check_any_of(its: Comparison, old: Conjunction, new: Node, keyword: str, ch
     return found if len(branches) == 1 else _differs(new, keyword, change, f"no branch is known to fit: {found[0]}")
 
 
-def _check_one_of(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
+def check_one_of(its: Comparison, old: Conjunction, new: Node, keyword: str, change: Change) -> list[Difference]:
     branches = new.listed(keyword)
     fitting = [index for index, branch in enumerate(branches) if not its.fits(old, branch)]
     if len(fitting) == 1:
@@ -483,7 +483,7 @@ RULES: Final = (
     Rule("unevaluatedItems", ARRAY, Change.UNDECIDED, _check_exact, since=Draft.DRAFT2019),
     Rule("allOf", ALL, Change.UNDECIDED, _check_all_of),
     Rule("anyOf", ALL, Change.UNDECIDED, _check_any_of),
-    Rule("oneOf", ALL, Change.UNDECIDED, _check_one_of),
+    Rule("oneOf", ALL, Change.UNDECIDED, check_one_of),
     Rule("not", ALL, Change.UNDECIDED, _check_not),
     Rule("if", ALL, Change.UNDECIDED, _check_if, since=Draft.DRAFT7),
 )
@@ -526,7 +526,7 @@ class Comparison:
             return []
         if new.schema is False:
             return [Difference(Change.NOTHING_ALLOWED, new.pointer, "values were allowed")]
-        if any(_is_same(node, new) for node in old):
+        if any(are_same(node, new) for node in old):
             return []
         key = tuple(node.key for node in old), new.key, atoms, split
         if key in self._assumed:
@@ -616,9 +616,10 @@ class Comparison:
         values = facts.values(both, atoms)
         if values is not None:
             return not any(all(self.allows(node, value) for node in both) for value in values)
-        return all(self._is_empty(both, atom) for atom in atoms)
+        return all(self.is_empty(both, atom) for atom in atoms)
 
-    def _is_empty(self, both: Conjunction, atom: str) -> bool:
+    def is_empty(self, both: Conjunction, atom: str) -> bool:
+        """Whether it is proven that no value of a type fits them all."""
         match atom:
             case "object":
                 low, high = facts.count_bounds(both, "minProperties", "maxProperties")
@@ -659,7 +660,7 @@ class Comparison:
         return bool(before) and all(self.excludes(old, each) for each in left)
 
 
-def _is_same(node: Node, new: Node) -> bool:
+def are_same(node: Node, new: Node) -> bool:
     """The same schema, and what it refers to is the same, too."""
     if node.document.draft is not new.document.draft or node.text != new.text:
         return False

@@ -96,7 +96,23 @@ def test_who_does_not_understand_a_refusal_is_cut_without_a_word() -> None:
     assert c.end.may_close
 
 
-@pytest.mark.parametrize("response", [b"", b"guest", b"\0\0guest", b"other\0guest\0guest", b"\0\xff\0x"])
+def test_what_waited_for_a_login_counts_no_more_behind_it() -> None:
+    c = started(**SECURED)
+    partial = c.node.state.partial_packets
+    frames = (
+        encode_method(BY_NAME["connection.start-ok"], (), "PLAIN", b"\0u\0right", "en_US"),
+        encode_method(BY_NAME["connection.tune-ok"], 10, 4_096, 0),
+        encode_method(BY_NAME["connection.open"], "/"),
+    )
+    c.send_raw(b"".join(frame(FrameType.METHOD, 0, each) for each in frames))
+    assert partial.used_bytes == sum(len(each) + 8 for each in frames[1:]), "they wait for the password to be checked"
+    assert [said.name for said in c.hear()] == ["connection.tune", "connection.open-ok"]
+    assert partial.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "response", [b"", b"guest", b"\0\0guest", b"other\0guest\0guest", b"\0\xff\0x", b"\0guest\0guest\0"]
+)
 def test_a_response_that_is_none_is_refused(response: bytes) -> None:
     c = started()
     said = start_ok(c, "PLAIN", response, "authentication_failure_close")

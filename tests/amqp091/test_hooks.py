@@ -137,3 +137,13 @@ def test_a_client_that_went_meanwhile() -> None:
     bench.answer(OK)
     assert bench.node.connection_count == 0
     assert bench.node.state.partial_packets.used_bytes == 0
+
+
+def test_what_waited_counts_no_more_behind_the_answer() -> None:
+    bench = Bench()
+    bench.publish("q", b"one")
+    bench.publish("q", b"two")
+    partial = bench.node.state.partial_packets
+    assert partial.used_bytes > 0, "the second waits"
+    bench.answer(OK, OK)
+    assert partial.used_bytes == 0

@@ -201,10 +201,26 @@ async def transitive(ctx: HttpContext) -> None:
 async def invalid(ctx: HttpContext) -> None:
     """What is no JSON Schema is refused with 422 and 42201, and nothing is registered; so are other types.
 
-    Without a type, a schema is Avro in these routes.
+    References lead within their document, below where they stand, and to no more than can be judged: 4,096 times the
+    same place is more. Without a type, a schema is Avro in these routes.
     """
     subject = ctx.name("s")
-    for schema in ("{", '"text"', '{"type": "no such type"}', '{"minimum": "a"}', "[]"):
+    doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(12)}
+    for schema in (
+        *("{", '"text"', '{"type": "no such type"}', '{"minimum": "a"}', "[]"),
+        *({"$ref": f"#{place}"} for place in ("/$defs/none", "a", "/prefixItems/2", "/prefixItems/a", "/minItems/0")),
+        {"prefixItems": [True, {"$ref": "#/prefixItems/2"}]},
+        {"$ref": "#/minItems", "minItems": 2},
+        {"$ref": "https://assay.invalid/schema"},
+        {"$ref": "#"},
+        {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}]}}},
+        {"not": {"$ref": "#"}},
+        {"$schema": "https://assay.invalid/draft"},
+        {"$schema": 7},
+        {"items": {"$anchor": "a"}},
+        {"prefixItems": [{"items": {"$id": "https://assay.invalid/a"}}]},
+        {"$ref": "#/$defs/d0", "$defs": doubled | {"d12": True}},
+    ):
         _known(ctx, await _register(ctx, subject, schema), 422, 42201)
     _known(ctx, await _register(ctx, subject, BASE, schemaType="AVRO"), 422, 42201)
     untyped = await ctx.me.post(f"/subjects/{subject}/versions", {"schema": json.dumps(BASE)})
