@@ -771,8 +771,7 @@ class Referee:
             return self._violation(rule, link, what)
         claims = [claim for one in known for claim in one.claims if not claim.is_over]
         if any(session.client in claim.members for claim in claims):
-            shared = any(claim.via is Via.SHARE for claim in claims)
-            return self._violation(Rule.SHARE_TWICE if shared else Rule.DUPLICATE, link, what)
+            return self._violation(session.copy_too_many(packet, topic, claims), link, what)
         if not matching:
             if any(matches_but_for_dollar(pattern(entry.filter), topic) for entry in entries):
                 return self._violation(Rule.DOLLAR, link, what)

@@ -60,6 +60,13 @@ class Session:
     """One that waits for its delay."""
     will_due_at: float = 0.0
 
+    def copy_too_many(self, packet: Publish, topic: str, claims: Iterable[Claim]) -> Rule:
+        """The rule that one breaks: what is not acknowledged is sent again under its own packet identifier."""
+        others = [one for one in self.flights.values() if one.packet is not packet and one.topic == topic]
+        if packet.dup and any(one.packet.payload == packet.payload for one in others):
+            return Rule.RESENT_OTHERWISE
+        return Rule.SHARE_TWICE if any(claim.via is Via.SHARE for claim in claims) else Rule.DUPLICATE
+
     def alternatives(self, topic_filter: str) -> tuple[Subscription, ...]:
         """The subscription, and what it may still be."""
         entry = self.subscriptions.get(topic_filter)
