@@ -10,7 +10,9 @@ and ``grpc_port`` are in it too if the configuration has such listeners. In this
 ``{"start": MUTANT, "config": FILE, "log": FILE, "number": N, "faces": BOOL}`` on standard input forks a broker with
 that mutant (none for "") and configuration (the defaults for ""), whose listeners of HTTP are kept with ``faces``. Its
 ready line, or one with ``error``, is printed, with that number: brokers that start at the same time may be ready in any
-order. ``{"stop": PID}`` ends that broker, ``{"kill": PID}`` does so by SIGKILL, the end of the input ends all of them.
+order. ``{"reload": PID, "number": N}`` has it read its configuration again, as SIGHUP would; its answer comes when all
+there is was held against that. ``{"stop": PID}`` ends that broker, ``{"kill": PID}`` does so by SIGKILL, the end of the
+input ends all of them.
 """
 
 from __future__ import annotations
@@ -119,7 +121,10 @@ def _answer(**values: object) -> None:
 
 
 def _forked_broker(mutant: str, config: str, log: str, life: int, number: int, faces: bool) -> int:
-    """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
+    """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status.
+
+    Each number in it asks for a reload.
+    """
     with Path(log).open("ab") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
     ready = False
@@ -128,13 +133,24 @@ def _forked_broker(mutant: str, config: str, log: str, life: int, number: int, f
         with applied(*filter(None, [mutant])), Broker(wanted) as broker:
             _answer(number=number, **_ready(broker))
             ready = True
-            os.read(life, 1)
+            while asked := os.read(life, select.PIPE_BUF):
+                for each in asked.split():
+                    _reload(broker, Path(config), int(each))
     except Exception as error:
         traceback.print_exc()
         if not ready:  # one answer to a request
             _answer(number=number, pid=os.getpid(), error=f"{type(error).__name__}: {error}")
         return 1
     return 0
+
+
+def _reload(broker: Broker, config: Path, number: int) -> None:
+    try:
+        broker.reload(broker_config(config, 0))
+    except (ConfigError, OSError, TimeoutError) as error:
+        _answer(number=number, pid=os.getpid(), error=f"{type(error).__name__}: {error}")
+    else:
+        _answer(number=number, pid=os.getpid())
 
 
 class Nursery:
@@ -158,6 +174,17 @@ class Nursery:
             os._exit(_forked_broker(mutant, config, log, life, number, faces))
         os.close(life)
         self._lives[pid] = keep
+
+    def reload(self, pid: int, number: int) -> None:
+        """Have a broker read its configuration again; it answers by itself."""
+        keep = self._lives.get(pid)
+        if keep is None:
+            _answer(number=number, pid=pid, error="the broker has ended")
+            return
+        try:
+            os.write(keep, f"{number}\n".encode())
+        except OSError as error:
+            _answer(number=number, pid=pid, error=str(error))
 
     def kill(self, pid: int) -> None:
         """End a broker as a crash would; twice is fine."""
@@ -217,6 +244,8 @@ def _serve_nursery() -> int:
             request = json.loads(line)
             if "stop" in request:
                 nursery.stop(int(request["stop"]))
+            elif "reload" in request:
+                nursery.reload(int(request["reload"]), int(request["number"]))
             elif "kill" in request:
                 nursery.kill(int(request["kill"]))
             else:

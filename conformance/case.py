@@ -252,6 +252,7 @@ class CaseContext:
         patience_s: float | None = None,
         looks_again: bool = True,
         restart: Callable[[float, Damage], Awaitable[Endpoint]] | None = None,
+        change: Callable[[Mapping[str, Any], bool], Awaitable[None]] | None = None,
         pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         """``run_token`` (0-9, a-z) keeps the names of two runs apart.
@@ -295,6 +296,8 @@ class CaseContext:
         self._connections: list[Connection] = []
         self._names = 0
         self._restart = restart
+        self.change = change
+        """Gives the broker other settings; whether at once, or from the next restart on."""
         self.pid = pid
         """Of the broker's process, as it is now; None for one that was not started for the run."""
         self.lives = 1

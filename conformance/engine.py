@@ -301,6 +301,7 @@ class Engine:
             patience_s=self.options.patience_s,
             looks_again=not self.broker.target.surely_fails(case.id),
             restart=self._restart_for(case),
+            change=self._change_for(case),
             pid=lambda: self.broker.pid,
         )
 
@@ -317,6 +318,12 @@ class Engine:
             return self.broker.endpoint if case.is_about_a_face else self._endpoint(case.version)
 
         return restart if case.is_private else None
+
+    def _change_for(self, case: Case) -> Callable[[Mapping[str, Any], bool], Awaitable[None]] | None:
+        change = self.broker.change
+        if change is None or not case.is_private:
+            return None
+        return lambda settings, reload: asyncio.to_thread(change, settings, reload=reload)
 
     async def _execute_suspected(self, case: Case) -> Outcome:
         """Others were not served after the case, or after one beside it: it is accused if that happens each time."""

@@ -61,20 +61,17 @@ class _Life:
         self._nursery, self._mutant, self._folder, self._faces = nursery, mutant, folder, faces
         self._has_config = target.start is not None and CONFIG_FILE in target.start.files
         text = target.start.files[CONFIG_FILE] if target.start is not None and self._has_config else ""
-        self._settings = _merged(_merged(yaml.safe_load(text) or {}, nursery.settings), settings)
+        self._first_settings = _merged(_merged(yaml.safe_load(text) or {}, nursery.settings), settings)
+        self._settings = self._first_settings
+        self._clock_ahead_s = 0.0
         self.log = folder.with_suffix(".log")
         self.ports: dict[str, int] = {}
         self.pid = 0
 
     def start(self, clock_ahead_s: float = 0.0) -> Endpoint:
         """Raises :class:`TargetStartError`."""
-        config = ""
-        if self._has_config:
-            path = self._folder.with_suffix(".yaml")
-            ahead = {"testing": {"clock_ahead_s": clock_ahead_s}} if clock_ahead_s else {}
-            text = json.dumps(_merged(self._settings, ahead))
-            path.write_text(fill(text, placeholders(self._folder)), encoding="utf-8")
-            config = str(path)
+        self._clock_ahead_s = clock_ahead_s
+        config = self._write_config()
         answer = self._nursery.start(self._mutant, config, str(self.log), faces=self._faces)
         self.pid = int(str(answer["pid"]))
         if "error" in answer:
@@ -82,6 +79,28 @@ class _Life:
             raise TargetStartError(message)
         self.ports = {name: int(str(answer.get(name, 0))) for name in FURTHER_PORTS}
         return Endpoint(host=str(answer["host"]), port=int(str(answer["port"])))
+
+    def _write_config(self) -> str:
+        """Returns the path; empty where there is none."""
+        if not self._has_config:
+            return ""
+        path, ahead_s = self._folder.with_suffix(".yaml"), self._clock_ahead_s
+        text = json.dumps(_merged(self._settings, {"testing": {"clock_ahead_s": ahead_s}} if ahead_s else {}))
+        path.write_text(fill(text, placeholders(self._folder)), encoding="utf-8")
+        return str(path)
+
+    def change(self, settings: Settings, *, reload: bool) -> None:
+        """Other settings beyond those there are: they hold at once, as SIGHUP would have it, or from the next start on.
+
+        Raises :class:`TargetStartError`.
+        """
+        self._settings = _merged(self._settings, settings)
+        if reload:
+            self._write_config()
+            answer = self._nursery.reload(self.pid)
+            if "error" in answer:
+                message = f"the broker does not read its configuration again: {answer['error']}"
+                raise TargetStartError(message)
 
     def as_it_listens(self, target: Target, endpoint: Endpoint) -> Target:
         """The target with the ports of this life in its capabilities."""
@@ -95,7 +114,8 @@ class _Life:
         return self.start(clock_ahead_s)
 
     def renew(self) -> Endpoint:
-        """kill -9 and start again without any data. Raises :class:`TargetStartError`."""
+        """kill -9 and start again without any data, as at first. Raises :class:`TargetStartError`."""
+        self._settings = self._first_settings
         self._nursery.tell({"kill": self.pid})
         self._await_death()
         shutil.rmtree(self._folder)
@@ -171,10 +191,17 @@ class Nursery:
 
         Raises :class:`TargetStartError` if there is none.
         """
+        return self._ask({"start": mutant, "config": config, "log": log, "faces": faces})
+
+    def reload(self, pid: int) -> dict[str, object]:
+        """Have a broker read its configuration again, and wait until it has. Raises :class:`TargetStartError`."""
+        return self._ask({"reload": pid})
+
+    def _ask(self, request: dict[str, object]) -> dict[str, object]:
         number, answer = next(self._numbers), Future[dict[str, object]]()
         self._awaited[number] = answer
         try:
-            self.tell({"start": mutant, "config": config, "log": log, "number": number, "faces": faces})
+            self.tell(request | {"number": number})
             return answer.result(_START_TIMEOUT_S)
         except TimeoutError as error:
             message = f"the broker was not ready within {_START_TIMEOUT_S:g} s" if self._listener.is_alive() else _GONE
@@ -223,6 +250,7 @@ class Nursery:
                 log=life.log,
                 restart=None if is_shared else lambda ahead_s, damage: again(life.restart(ahead_s, damage)),
                 renew=None if is_shared else lambda: again(life.renew()),
+                change=None if is_shared else life.change,
                 find_pid=lambda: life.pid,
             )
 

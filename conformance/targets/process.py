@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -65,6 +65,13 @@ class TargetStartError(Exception):
     """The broker of the target could not be started; the text holds the end of its log."""
 
 
+class ChangeSettings(Protocol):
+    """Other settings of a broker, beyond those that it has, at once or from its next start on."""
+
+    def __call__(self, settings: Mapping[str, Any], *, reload: bool) -> None:
+        """Raises :class:`TargetStartError` where they are not read."""
+
+
 class RunningTarget:
     """A broker that answers. ``pid`` is None when it was running before.
 
@@ -82,6 +89,7 @@ class RunningTarget:
         ports: Mapping[str, int] | None = None,
         restart: Callable[[float, Damage], Endpoint] | None = None,
         renew: Callable[[], Endpoint] | None = None,
+        change: ChangeSettings | None = None,
         drain: threading.Thread | None = None,
         find_pid: Callable[[], int] | None = None,
     ) -> None:
@@ -92,6 +100,8 @@ class RunningTarget:
         """What the placeholders of :data:`FURTHER_PORTS` stood for; 0 = unknown."""
         self._restart = restart
         self._renew = renew
+        self.change = change
+        """Gives a broker of ours other settings; None for one that it is not private to a case."""
         self.process = process
 
     def restart_by(self, restart: Callable[[Damage], Endpoint]) -> None:

@@ -17,7 +17,7 @@ from assay.conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, Sub
 _FAILED, _REFUSED = 0x80, 0x87
 _DEPTH = 4
 """Levels of the topics that tell rules apart, one more than any rule or filter has."""
-_GUEST = "guest"
+GUEST = "guest"
 """A user of the target."""
 _ODD_IDS = ("x+y", "#", "p/q", "$assay")
 """What must not become part of a rule, or make one for ``$`` topics of another."""
@@ -109,14 +109,14 @@ def _rules(chance: Random, askers: Sequence[_Asker]) -> Iterator[_Rule]:
         ]
         yield from own
         yield _Rule(chance.choice(("#", "a/#", "+/+", "+/a", "%c/#")), "readwrite", client=asker.client_id)
-    yield _Rule("a/%u/#", "readwrite", user=_GUEST)
-    yield _Rule("b/%u", "deny", user=_GUEST)
+    yield _Rule("a/%u/#", "readwrite", user=GUEST)
+    yield _Rule("b/%u", "deny", user=GUEST)
     yield _Rule("b/%c/+", "read")
 
 
 _ASKERS = (
     *(_Asker(f"k{number}") for number in range(14)),
-    *(_Asker(f"g{number}", _GUEST) for number in range(4)),
+    *(_Asker(f"g{number}", GUEST) for number in range(4)),
     *(_Asker(name) for name in _ODD_IDS),
 )
 _RULES = tuple(_rules(Random("access"), _ASKERS))

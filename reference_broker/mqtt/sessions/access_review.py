@@ -45,7 +45,7 @@ class AccessReview:
         if on_done is not None:
             self._waiting.append(on_done)
         if not is_under_way:
-            self._go_on(now)
+            self.go_on(now)
 
     def start(self, now: float) -> None:
         """The sessions of another life, all at once: nobody is connected yet, and the rules may be others."""
@@ -53,14 +53,15 @@ class AccessReview:
         while self._left:
             self._one(now)
 
-    def _go_on(self, now: float) -> None:
+    def go_on(self, now: float) -> None:
+        """Look at another portion; publishers are judged anew from their next publish on."""
         budget = PORTION
         while self._left and budget > 0:
             budget -= self._one(now)
         # Who may publish is part of the plans of publishers.
         self._state.tree.invalidate_plans()
         if self._left:
-            self._state.timers.schedule(now + _PAUSE_S, self._go_on)
+            self._state.timers.schedule(now + _PAUSE_S, self.go_on)
             return
         waiting, self._waiting = self._waiting, []
         for on_done in waiting:
