@@ -80,6 +80,13 @@ _REWRITES: dict[str, Row] = {
         "return authenticator.user(connection.username) == connection.login",
         "return authenticator.user(connection.username) is not None",
     ),
+    "access-logins-under-way-outlive-users": (
+        "a client that was logging in when users changed goes on",
+        MqttConnection,
+        "interrupt_login",
+        "if self.phase in (Phase.VERIFYING, Phase.AUTHENTICATING):",
+        "if self.phase is Phase.VERIFYING:",
+    ),
     "access-tenants-keep-whom-they-lost": (
         "a client that belongs to another tenant stays",
         MqttBroker,

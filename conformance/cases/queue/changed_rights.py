@@ -12,6 +12,7 @@ from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.targets import TargetStartError
 from assay.conformance.wire import (
     NO_PROPERTIES,
+    Auth,
     Connack,
     Disconnect,
     Properties,
@@ -320,6 +321,10 @@ _HASHES = {
     "new": "c0abf2608ae1decaf4c4c7d275f892b854fbc097df41bfe10c7fb96abb277473",
 }
 """Passwords as stored, cheap to check."""
+_SCRAM = (
+    "4096$AAECAwQFBgcICQoLDA0ODw==$DSORcG4dNUxAHTEo5BL20ymSoLgt8C8jLZ09S+VUVlM=$"
+    "9hLrfnf7zvCtDB9drkVXkMgUsd4vpHfg5YQJDrbaZ30="
+)
 
 
 def _who(users: Mapping[str, str], *, anonymous: bool = True, **tenants: list[str]) -> dict[str, Any]:
@@ -327,7 +332,8 @@ def _who(users: Mapping[str, str], *, anonymous: bool = True, **tenants: list[st
     start = "scrypt$16$8$1$636f6e666f726d616e63652d73616c74$"
     logins = [{"username": name, "password_hash": start + _HASHES[password]} for name, password in users.items()]
     belongs = [{"name": name, "clients": clients} for name, clients in tenants.items()]
-    return {"auth": {"anonymous": anonymous, "users": logins}, "queues": {"tenants": belongs}}
+    scram = {"username": "scrammed", "scram_sha_256": _SCRAM}
+    return {"auth": {"anonymous": anonymous, "users": [*logins, scram]}, "queues": {"tenants": belongs}}
 
 
 async def _is_sent_away(ctx: CaseContext, client: Connection, code: int) -> None:
@@ -357,12 +363,25 @@ async def _with_password(ctx: CaseContext, version: int, user: str, password: st
     return answer.reason_code
 
 
+async def _begins_to_log_in(ctx: CaseContext) -> Connection:
+    """A client is half way through its authentication."""
+    client = await ctx.open(version=5, name="logging in")
+    scram = Properties(authentication_method="SCRAM-SHA-256", authentication_data=b"n,,n=scrammed,r=abcdefgh")
+    client.send(ctx.connect_packet(version=5, username=None, password=None, properties=scram))
+    await client.expect(Auth)
+    return client
+
+
 @case(
     "queue/access/users-and-tenants-that-change",
     clauses=("Q-ACCESS-11", "Q-ACCESS-12"),
     requires=("queues", "mqtt5", "mqtt311"),
     mutant="access-who-is-gone-stays",
-    kills=("access-logins-outlive-passwords", "access-tenants-keep-whom-they-lost"),
+    kills=(
+        "access-logins-outlive-passwords",
+        "access-logins-under-way-outlive-users",
+        "access-tenants-keep-whom-they-lost",
+    ),
     settings=_who({GUEST: "guest", "gone": "guest", "changed": "guest"}, acme=["acme-*"], bee=["bee-*"]),
     limit_s=20.0,
 )
@@ -397,6 +416,7 @@ async def users_and_tenants_change(ctx: CaseContext) -> None:
         for name in ("acme-here", "acme-away", "bee-here", "free-here"):
             clients[name, version] = await _lasting(ctx, version, f"{name}-{version}")
         await clients["acme-away", version].disconnect()
+    begun = await _begins_to_log_in(ctx)
     await _change(ctx, _who({GUEST: "guest", "changed": "new"}, bee=["bee-*", "acme-*"], cat=["free-*"]))
     for version in (5, 4):
         for name in ("gone", "changed"):
@@ -405,6 +425,8 @@ async def users_and_tenants_change(ctx: CaseContext) -> None:
             await _is_sent_away(ctx, clients[name, version], _MOVED)
         for name in (GUEST, "anonymous", "bee-here"):
             await clients[name, version].barrier()
+    code = await begun.expect_refusal()
+    ctx.must(code is not None, f"{begun.name}: expected a CONNACK that says to begin anew; the connection just ended")
     await _wills_come(ctx, clients[GUEST, 5], watcher, ("gone", "changed"))
     for version, refused in ((5, 0x86), (4, 4)):
         for user, password, code in (
