@@ -136,6 +136,9 @@ class Player(Sockets):
         self._holds: dict[int, plan.Hold] = {}
         self._names = itertools.count(1)
         self._payloads = itertools.count(1)
+        self._settled: set[tuple[int, int, str, bytes]] = set()
+        self._may_return: set[tuple[int, int, str, bytes]] = set()
+        """Client, packet identifier, topic and payload of what was answered by PUBACK, ever and before a kill."""
         self._said = self._heard = 0
         """Packets that clients sent and got, PINGREQ and PINGRESP aside."""
 
@@ -594,6 +597,8 @@ class Player(Sockets):
         for wire in list(self._wires.values()):
             if wire.open:
                 self.drop(wire)
+        if not self.capabilities.get("clock", False):  # ours says what it keeps
+            self._may_return |= self._settled
         self.referee.restarted(self.now)
 
     def _advance(self, seconds: int) -> None:
@@ -628,6 +633,10 @@ class Player(Sockets):
         if not wire.open or wire.link.over:
             return
         self._said += not isinstance(packet, Pingreq)
+        if isinstance(packet, Puback) and wire.link.session is not None:
+            flight = wire.link.session.flights.get(packet.packet_id)
+            if flight is not None:
+                self._settled.add((wire.link.client, packet.packet_id, flight.topic, flight.packet.payload))
         self.referee.sent(wire.link, packet, self.now)
         self.write(wire, packet)
 
@@ -659,6 +668,9 @@ class Player(Sockets):
     def received(self, wire: Wire, packet: Packet) -> None:
         assert isinstance(wire, _Wire)
         self._heard += not isinstance(packet, Pingresp)
+        if isinstance(packet, Publish) and self._has_returned(wire.link, packet):
+            self.write(wire, Puback(packet_id=packet.packet_id))
+            return
         if isinstance(packet, Publish) and (wire.link.subscribing or wire.deferred):
             wire.deferred.append(packet)
             return
@@ -676,6 +688,12 @@ class Player(Sockets):
             deferred = wire.deferred.popleft()
             self.referee.received(wire.link, deferred, self.now)
             self._answer(wire, deferred)
+
+    def _has_returned(self, link: Link, packet: Publish) -> bool:
+        """Nothing answers a PUBACK: one that was killed may not know of it, and sends the message again."""
+        if link.session is None or not packet.dup or packet.qos != 1 or not packet.payload:
+            return False
+        return (link.client, packet.packet_id, packet.topic, packet.payload) in self._may_return
 
     def _answer(self, wire: _Wire, packet: Packet) -> None:
         if isinstance(packet, Pubrec):

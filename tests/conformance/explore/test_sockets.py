@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from assay.conformance.explore.player import Player as LifePlayer
 from assay.conformance.explore.sockets import Sockets, Wire
-from assay.conformance.wire import Decoder, Pingreq, encode
+from assay.conformance.explore.state import Link, Session
+from assay.conformance.wire import Connect, Decoder, Pingreq, Publish, encode
 
 PING = encode(Pingreq(), 5)
 
@@ -83,6 +85,18 @@ def test_packets_in_two_pieces(player: Player) -> None:
     (first,) = player.passed
     assert 0 < len(first) < len(PING)
     assert first + player.seen() == PING
+
+
+def test_what_was_acknowledged_before_a_kill_may_come_again() -> None:
+    """HiveMQ had not written the PUBACK down, which nothing answers, and was accused of a second delivery."""
+    player = Answering()
+    player._may_return = {(2, 1, "t", b"m")}
+    link = Link(name="c2", client=2, connect=Connect(client_id="c"), kept_s=0.0, last_sent_at=0.0)
+    link.session = Session(client=2, version=5)
+    again = Publish(topic="t", payload=b"m", qos=1, packet_id=1, dup=True)
+    assert player._has_returned(link, again)
+    for other in (replace(again, dup=False), replace(again, packet_id=2), replace(again, payload=b"n")):
+        assert not player._has_returned(link, other)
 
 
 class Answering(LifePlayer):
