@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.administration import figures_become
+from assay.conformance.cases.queue.administration import create, figures_become
 from assay.conformance.cases.queue.delays import (
     TICK_S,
     cancel,
@@ -28,8 +28,9 @@ async def properties(ctx: CaseContext) -> None:
     the publisher's property. One of high priority says so on delivery.
     """
     queue = new_queue(ctx)
-    consumer = await consume(ctx, queue)
     publisher = await ctx.connect(version=5, name="publisher")
+    await create(ctx, publisher, queue, partitions=10)
+    consumer = await consume(ctx, queue)
     for number in range(12):
         await publish_with(publisher, queue, b"explicit", partition="3", color="red", delay="5s")
         await publish_with(publisher, queue, b"keyed %d" % number, partition_key="one", delay="5s")
@@ -211,8 +212,10 @@ async def apart(ctx: CaseContext) -> None:
     refused, and both come. Cancelled properly, the next pair loses one only.
     """
     first, second = new_queue(ctx), new_queue(ctx)
-    consumers = [await consume(ctx, queue, name=queue) for queue in (first, second)]
     publisher = await ctx.connect(version=5, name="publisher")
+    for queue in (first, second):
+        await create(ctx, publisher, queue, partitions=2)
+    consumers = [await consume(ctx, queue, name=queue) for queue in (first, second)]
     names = [
         delay_id(ctx, await publish_with(publisher, queue, b"m", partition=str(number), delay="30s"))
         for number, queue in enumerate((first, second))

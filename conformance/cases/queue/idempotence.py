@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.producing import (
     REMEMBERED,
     TWO_USERS,
@@ -110,6 +111,7 @@ async def per_partition(ctx: CaseContext) -> None:
     partition or key, with the numbers 0 to 9.
     """
     queue = new_queue(ctx)
+    await create(ctx, await ctx.connect(version=5, name="creator"), queue, partitions=10)
     consumer = await consume(ctx, queue)
     for payload in (b"one", b"two"):
         producer = await Producer.make(ctx)

@@ -167,7 +167,7 @@ async def lost_share(ctx: CaseContext) -> None:
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
-    await create(ctx, publisher, queue, delivery_timeout_s=UNHURRIED_S)
+    await create(ctx, publisher, queue, partitions=10, delivery_timeout_s=UNHURRIED_S)
     lost_one = await consume(ctx, queue, name="lost")
     staying = await consume(ctx, queue, name="staying")
     before = [f"before {number}".encode() for number in range(20)]

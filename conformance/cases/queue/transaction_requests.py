@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.producing import TWO_USERS, Producer, answer_of, must_fail, request
 from assay.conformance.cases.queue.support import consume, new_queue, publish, settle
 from assay.conformance.wire import Puback
@@ -28,6 +29,7 @@ async def one_at_a_time(ctx: CaseContext) -> None:
     """
     queue = new_queue(ctx)
     producer = await Producer.make(ctx, ctx.client_id())
+    await create(ctx, producer.client, queue, partitions=4)
     transaction = await producer.begin()
     must_fail(ctx, await request(producer.client, "begin", **producer.identity), "transaction_state")
     await producer.put(queue, b"1", transaction, partition="3")
@@ -85,8 +87,9 @@ async def bounded(ctx: CaseContext) -> None:
     Limits of 3 messages, 100 bytes and 2 partitions. What was taken is delivered after the commit.
     """
     queue = new_queue(ctx)
-    consumer = await consume(ctx, queue)
     producer = await Producer.make(ctx, ctx.client_id())
+    await create(ctx, producer.client, queue, partitions=3)
+    consumer = await consume(ctx, queue)
     transaction = await producer.begin()
     for partition in ("0", "1"):
         await producer.put(queue, partition.encode(), transaction, partition=partition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import create
 from assay.conformance.cases.queue.bursts import accepted
 from assay.conformance.cases.queue.producing import Producer, answer_of, must_fail, payloads, request, send
 from assay.conformance.cases.queue.support import admin, consume, count_of, deliveries, new_queue, publish, settle
@@ -51,8 +52,9 @@ async def every_queue(ctx: CaseContext) -> None:
     One transaction over two partitions of one queue and one of another: each group gets what is its, after the commit.
     """
     first, second = new_queue(ctx), new_queue(ctx)
-    one, two = await consume(ctx, first), await consume(ctx, second)
     producer = await Producer.make(ctx, ctx.client_id())
+    await create(ctx, producer.client, first, partitions=2)
+    one, two = await consume(ctx, first), await consume(ctx, second)
     transaction = await producer.begin()
     for partition in ("0", "1"):
         await producer.put(first, partition.encode(), transaction, partition=partition)
@@ -289,6 +291,8 @@ async def restart(ctx: CaseContext) -> None:
     """
     queues = [new_queue(ctx), new_queue(ctx)]
     idle = await Producer.make(ctx, ctx.client_id())
+    for queue in queues:
+        await create(ctx, idle.client, queue, partitions=10)
     empty = await idle.begin()
     await idle.commit(empty)
     producer = await Producer.make(ctx, ctx.client_id())
