@@ -332,6 +332,12 @@ class CaseContext:
         maximum = int(self.capabilities.get("maximum_packet_size", 0))
         return min(wanted, maximum - _PACKET_OVERHEAD_BYTES) if maximum else wanted
 
+    def must_be_taken(self, packet_bytes: int) -> None:
+        """No client may send a packet over the broker's maximum: a case that needs one says nothing of the broker."""
+        maximum = int(self.capabilities.get("maximum_packet_size", 0))
+        if 0 < maximum < packet_bytes and "maximum_packet_size" not in self.case.requires:
+            self.unsupported(f"the broker takes packets of up to {maximum} bytes, and this one has {packet_bytes}")
+
     # Connections
 
     async def open(self, *, version: int | None = None, name: str = "") -> Connection:
@@ -406,6 +412,9 @@ class CaseContext:
             connection.keep_alive(imposed_s / 2)
         if connection.connack.reason_code != 0:
             raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
+        granted_s = connection.connack.properties.session_expiry_interval
+        if granted_s == 0 and packet.properties.session_expiry_interval:
+            self.unsupported("the broker keeps no sessions: it answers with a Session Expiry Interval of 0")
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
             connection.client_id = connection.connack.properties.assigned_client_identifier
         return connection

@@ -266,14 +266,17 @@ async def large_messages(ctx: CaseContext) -> None:
 async def all_retained(ctx: CaseContext) -> None:
     """However many retained messages match, a subscriber gets each, as it acknowledges those before.
 
-    Forty topics hold a message at QoS 1. A client (in 5.0 with Receive Maximum 3) subscribes to all of them in one
-    packet and acknowledges what comes: it gets each message once, marked as retained.
+    Forty topics hold a message at QoS 1, which has come to a present subscriber. A client (in 5.0 with Receive Maximum
+    3) subscribes to all of them in one packet and acknowledges what comes: it gets each message once, marked as
+    retained.
     """
     version = ctx.case.version
     topics = [ctx.topic(f"kept/{number}") for number in range(_LARGE_ONES)]
-    publisher = await ctx.connect(name="publisher")
+    present, publisher = await ctx.connect(name="present"), await ctx.connect(name="publisher")
+    await present.subscribe(*topics, qos=1)
     for topic in topics:
         await publisher.publish(topic, topic.encode(), qos=1, retain=True)
+        await present.expect_publish(topic, topic.encode())
     properties = Properties(receive_maximum=3) if version >= _V5 else Properties()
     client = await ctx.connect(name="client", properties=properties)
     client.send(

@@ -69,15 +69,17 @@ async def empty_deletes(ctx: CaseContext) -> None:
 async def plain_leaves(ctx: CaseContext) -> None:
     """A message without RETAIN is not stored, and neither replaces nor deletes the stored one.
 
-    After a retained message, one with RETAIN 0 and an empty one with RETAIN 0 are published. A new subscriber gets
-    the retained one only.
+    After a retained message, one with RETAIN 0 and an empty one with RETAIN 0 are published, each when the one before
+    has come to a present subscriber. A new subscriber gets the retained one only.
     """
     topic = ctx.topic()
-    publisher = await ctx.connect(name="publisher")
+    present, publisher = await ctx.connect(name="present"), await ctx.connect(name="publisher")
+    await present.subscribe(topic)
     await publisher.publish(topic, b"kept", qos=1, retain=True)
-    await publisher.publish(topic, b"passing")
-    await publisher.publish(topic, b"")
-    await publisher.barrier()
+    await present.expect_publish(topic, b"kept")
+    for payload in (b"passing", b""):
+        await publisher.publish(topic, payload)
+        await present.expect_publish(topic, payload)
     client = await ctx.connect(name="client")
     await client.subscribe(topic)
     await client.expect_publish(topic, b"kept", retain=True)
