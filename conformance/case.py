@@ -303,6 +303,8 @@ class CaseContext:
         self.lives = 1
         """Of the broker, as far as the case has ended them."""
         self.haste = Haste(self)
+        self.too_large = ""
+        """What the case has sent though the broker had said that it does not take it."""
         self.settled: dict[tuple[str, str, int], int] = {}
         """Client, topic and hash of the payload of what was answered by PUBACK, to the life of the broker."""
         self.forgives_pubacks = True
@@ -332,11 +334,11 @@ class CaseContext:
         maximum = int(self.capabilities.get("maximum_packet_size", 0))
         return min(wanted, maximum - _PACKET_OVERHEAD_BYTES) if maximum else wanted
 
-    def must_be_taken(self, packet_bytes: int) -> None:
-        """No client may send a packet over the broker's maximum: a case that needs one says nothing of the broker."""
+    def note_size(self, packet_bytes: int) -> None:
+        """No client may send a packet over the broker's maximum: a case that did, and goes wrong, says nothing."""
         maximum = int(self.capabilities.get("maximum_packet_size", 0))
         if 0 < maximum < packet_bytes and "maximum_packet_size" not in self.case.requires:
-            self.unsupported(f"the broker takes packets of up to {maximum} bytes, and this one has {packet_bytes}")
+            self.too_large = f"the broker takes packets of up to {maximum} bytes, and one has {packet_bytes}"
 
     # Connections
 

@@ -319,7 +319,7 @@ class Connection(asyncio.Protocol):
             self._left |= isinstance(packet, Disconnect)
             self._note_asked(packet)
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
-            self.ctx.must_be_taken(len(frame))
+            self.ctx.note_size(len(frame))
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
             data += frame
         self._write(data)

@@ -370,6 +370,9 @@ class Engine:
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
                 verdict, detail = CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}; {detail}"
                 ctx.incidents.clear()
+            if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.too_large:
+                verdict, detail = CaseVerdict.UNSUPPORTED, f"{ctx.too_large}; {detail}"
+                ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             says_nothing = detail.startswith(_NOT_JUDGED)
             is_in_haste = not hasty and stall_s < _STALL_S and self._is_in_haste(ctx, verdict)
