@@ -37,6 +37,7 @@ import msgspec
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
 from assay.conformance.flow import Flow, has_wildcard, may_match_others
 from assay.conformance.haste import Haste
+from assay.conformance.offer import Offer
 from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import FACES, VERSIONS, Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import (
@@ -303,8 +304,7 @@ class CaseContext:
         self.lives = 1
         """Of the broker, as far as the case has ended them."""
         self.haste = Haste(self)
-        self.too_large = ""
-        """What the case has sent though the broker had said that it does not take it."""
+        self.offer = Offer(case.requires, capabilities)
         self.settled: dict[tuple[str, str, int], int] = {}
         """Client, topic and hash of the payload of what was answered by PUBACK, to the life of the broker."""
         self.forgives_pubacks = True
@@ -333,12 +333,6 @@ class CaseContext:
         """How much of a packet a long topic or payload may take: what is wanted, or less where the target says so."""
         maximum = int(self.capabilities.get("maximum_packet_size", 0))
         return min(wanted, maximum - _PACKET_OVERHEAD_BYTES) if maximum else wanted
-
-    def note_size(self, packet_bytes: int) -> None:
-        """No client may send a packet over the broker's maximum: a case that did, and goes wrong, says nothing."""
-        maximum = int(self.capabilities.get("maximum_packet_size", 0))
-        if 0 < maximum < packet_bytes and "maximum_packet_size" not in self.case.requires:
-            self.too_large = f"the broker takes packets of up to {maximum} bytes, and one has {packet_bytes}"
 
     # Connections
 
@@ -414,9 +408,7 @@ class CaseContext:
             connection.keep_alive(imposed_s / 2)
         if connection.connack.reason_code != 0:
             raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
-        granted_s = connection.connack.properties.session_expiry_interval
-        if granted_s == 0 and packet.properties.session_expiry_interval:
-            self.unsupported("the broker keeps no sessions: it answers with a Session Expiry Interval of 0")
+        self.offer.check_session(packet, connection.connack)
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
             connection.client_id = connection.connack.properties.assigned_client_identifier
         return connection

@@ -319,9 +319,8 @@ class Connection(asyncio.Protocol):
             self._left |= isinstance(packet, Disconnect)
             self._note_asked(packet)
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
-            self.ctx.note_size(len(frame))
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
-            data += frame
+            data += self.ctx.offer.noted(frame)
         self._write(data)
 
     def _topic_of(self, packet: Packet) -> str:

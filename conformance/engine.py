@@ -370,8 +370,8 @@ class Engine:
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
                 verdict, detail = CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}; {detail}"
                 ctx.incidents.clear()
-            if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.too_large:
-                verdict, detail = CaseVerdict.UNSUPPORTED, f"{ctx.too_large}; {detail}"
+            if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.offer.exceeded:
+                verdict, detail = CaseVerdict.UNSUPPORTED, f"{ctx.offer.exceeded}; {detail}"
                 ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             says_nothing = detail.startswith(_NOT_JUDGED)

@@ -115,8 +115,10 @@ async def deep_filters(ctx: CaseContext) -> None:
     connection.send_raw(packet)
     answer = await connection.receive("SUBACK")
     if answer is None or isinstance(answer, Disconnect):
-        ctx.note_size(len(packet))
-        ctx.should(bool(ctx.too_large), "expected SUBACK; the broker ended the connection over a filter of 400 levels")
+        ctx.offer.noted(packet)
+        ctx.should(
+            bool(ctx.offer.exceeded), "expected SUBACK; the broker ended the connection over a filter of 400 levels"
+        )
         return
     ctx.must(isinstance(answer, Suback) and answer.packet_id == 7, f"expected SUBACK 7; seen {describe(answer)}")
 
