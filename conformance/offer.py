@@ -15,6 +15,8 @@ class Offer:
     def __init__(self, requires: Collection[str], capabilities: Mapping[str, CapabilityValue]) -> None:
         """``requires``: of the case; one that requires the limit is about it."""
         is_about_it = "maximum_packet_size" in requires
+        self._is_asked_for = "settings" in requires
+        """By the case, in a broker of its own."""
         self._maximum_bytes = 0 if is_about_it else int(capabilities.get("maximum_packet_size", 0))
         self.exceeded = ""
         """What the case has sent, though the broker does not take it."""
@@ -27,6 +29,7 @@ class Offer:
 
     def check_session(self, asked: Connect, answer: Connack) -> None:
         """Raises :class:`UnsupportedError` where a session was to be kept, and the answer is that none is."""
-        if asked.properties.session_expiry_interval and answer.properties.session_expiry_interval == 0:
+        grants_none = answer.properties.session_expiry_interval == 0 and not self._is_asked_for
+        if asked.properties.session_expiry_interval and grants_none:
             message = "the broker keeps no sessions: it answers with a Session Expiry Interval of 0"
             raise UnsupportedError(message)
