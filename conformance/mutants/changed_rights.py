@@ -38,6 +38,13 @@ _REWRITES: dict[str, Row] = {
         "isinstance(in_flight, Released) or",
         "not self.finish(packet_id) if isinstance(in_flight, Released) else",
     ),
+    "access-changed-rules-forget-what-was-sent": (
+        "when rules change, what a connected client was sent is dropped as if it were to be sent again",
+        AccessReview,
+        "review",
+        "session.drop_unreadable(may_read, resend=resend)",
+        "session.drop_unreadable(may_read, resend=True)",
+    ),
     "access-changed-rules-drop-shares": (
         "what a member of a share may not be sent any more is dropped",
         AccessReview,

@@ -207,12 +207,12 @@ async def _rights_change(ctx: CaseContext, *, reload: bool) -> None:
                 client = await _lasting(ctx, version, f"member {number} {version}")
                 await client.subscribe(Subscription(filter=topic_filter, qos=1))
                 here.append(_Session(client, topic, may_read=stays))
-    acknowledging = {each: await ctx.connect(version=each, name=f"slow {each}") for each in (5, 4)}
-    begun: dict[int, Publish] = {}
-    for version, client in acknowledging.items():
-        await client.subscribe(Subscription(filter=f"shut/slow/{version}", qos=1))
-        await writer.publish(f"shut/slow/{version}", b"begun", qos=1)
-        begun[version] = await client.expect_publish(payload=b"begun", ack=False)
+    begun: list[tuple[Connection, Publish]] = []
+    for version, qos in ((5, 1), (4, 1), (5, 2), (4, 2)):
+        client = await ctx.connect(version=version, name=f"slow {version} at QoS {qos}")
+        await client.subscribe(Subscription(filter=f"shut/slow/{version}/{qos}", qos=qos))
+        await writer.publish(f"shut/slow/{version}/{qos}", b"begun", qos=qos)
+        begun.append((client, await client.expect_publish(payload=b"begun", ack=False)))
     other = await _shared(ctx, writer)
     worker = await ctx.connect(version=5, name="worker")
     await join(worker, "shut")
@@ -224,8 +224,15 @@ async def _rights_change(ctx: CaseContext, *, reload: bool) -> None:
         writers = [await ctx.connect(version=version, name=f"new writer {version}") for version in (5, 4)]
         here = [each._replace(connection=await _back(ctx, each.connection)) for each in here]
     else:
-        for version, client in acknowledging.items():
-            client.send(Puback(packet_id=begun[version].packet_id))
+        for client, packet in begun:
+            if packet.qos == 1:
+                client.send(Puback(packet_id=packet.packet_id))
+            else:
+                client.send(Pubrec(packet_id=packet.packet_id))
+                with ctx.own_point():
+                    code = (await client.expect(Pubrel)).reason_code
+                ctx.must(code == 0, f"{client.name}: expected a PUBREL of what was sent; seen {code:#x}")
+                client.send(Pubcomp(packet_id=packet.packet_id))
             await client.barrier()
         ended = await worker.expect_publish("$queue/shut/$ended")
         ctx.must(b'"not_allowed"' in ended.payload, f"worker: expected the event not_allowed; seen {ended.payload!r}")
@@ -279,6 +286,7 @@ async def _rights_change(ctx: CaseContext, *, reload: bool) -> None:
     kills=(
         "access-changed-rules-spare-messages",
         "access-changed-rules-forget-what-is-released",
+        "access-changed-rules-forget-what-was-sent",
         "access-changed-rules-drop-shares",
         "access-changed-rules-spare-wills",
         "access-plans-outlive-rules",
