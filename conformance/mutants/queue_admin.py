@@ -55,6 +55,16 @@ def overwrites(patch: Patch) -> None:
     patch.wrap(QueueRegistry, "create", make)
 
 
+@mutant("queue-time-to-live-of-its-creation", "another time to live of a queue is told, and the first one holds")
+def first_time_to_live(patch: Patch) -> None:
+    patch.rewrite(DurableQueue, "apply", "self._codec.ttl_s = config.message_ttl_s", "pass")
+
+
+@mutant("queue-partitioner-of-its-creation", "another partitioner of a queue is told, and the first one holds")
+def first_partitioner(patch: Patch) -> None:
+    patch.rewrite(DurableQueue, "apply", "if config.partitioner is not self.config.partitioner:", "if False:")
+
+
 @mutant("queue-changes-hold-after-a-restart", "changed settings are written down and told, but hold only later")
 def hold_later(patch: Patch) -> None:
     def reconfigure(self: DurableQueue, config: QueueConfig, settings: dict[str, Any], on_done: Confirm) -> None:

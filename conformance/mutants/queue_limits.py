@@ -13,6 +13,7 @@ from assay.reference_broker.mqtt.queue_topics import publish_properties
 from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.contents import QueueContents
 from assay.reference_broker.queues.groups.delivery import Delivery
@@ -344,3 +345,29 @@ def slow_stay(patch: Patch) -> None:
 @mutant("queue-what-has-left-stays-on-disk", "what limits and time took from groups frees no segment")
 def stays_on_disk(patch: Patch) -> None:
     patch.replace(TimeToLive, "trim_later", lambda self: None)
+
+
+@mutant("queue-bytes-of-what-expired-stay", "the bytes of what a group did not get in time are counted as held")
+def bytes_of_expired(patch: Patch) -> None:
+    patch.rewrite(TimeToLive, "_expire_one", "group.held_bytes -= partition.sizes.of(offset)", "pass")
+    patch.rewrite(TimeToLive, "_pass", "if sizes is not None:", "if False:")
+
+
+@mutant("queue-bytes-without-groups-stay", "the bytes of what expires in a queue without groups are counted as held")
+def bytes_of_loose(patch: Patch) -> None:
+    patch.rewrite(TimeToLive, "_leave_loose", "self.loose_bytes -= partition.sizes.of(offset)", "pass")
+
+
+@mutant("queue-bytes-of-what-was-purged-stay", "the bytes of what is purged without groups are counted as held")
+def bytes_of_purged(patch: Patch) -> None:
+    patch.rewrite(QueueLimits, "purge", "if partition.sizes is not None:", "if False:")
+
+
+@mutant("queue-expired-find-room-or-vanish", "what expires becomes a dead letter where these have room, or is gone")
+def expired_find_room(patch: Patch) -> None:
+    patch.replace(UndeliveredLetters, "_has_room", lambda *_args: False)
+
+
+@mutant("queue-shares-of-runs-are-not-counted", "what goes out in runs is not counted among what its lane has had")
+def shares_of_runs(patch: Patch) -> None:
+    patch.rewrite(Dispatcher, "_serve_lanes_fairly", "scheduler.served(lane, together, now)", "pass")

@@ -11,6 +11,8 @@ from assay.reference_broker.queues.groups import cursors, group_recovery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.limits.time_to_live import TimeToLive
+from assay.reference_broker.queues.operations import figures
+from assay.reference_broker.queues.queue import priority_figures
 from assay.reference_broker.queues.queue import queue as queue_module
 from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
 from assay.reference_broker.queues.registry.registry import QueueRegistry
@@ -26,6 +28,25 @@ def _slip(name: str, what: str, owner: object, function: str, old: str, new: str
 
     mutant(f"wire-{name}", what)(apply)
 
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+_slip(
+    "priorities-are-counted-as-one",
+    "what is in flight is told of the normal priority alone, whatever its own is",
+    priority_figures,
+    "in_flight_by_lane",
+    "counts[place.lane] +=",
+    "counts[NORMAL] +=",
+)
+_slip(
+    "floor-of-the-normal-priority",
+    "the floor of a partition is told as that of its normal priority",
+    figures,
+    "group_stats",
+    "ack_floors=tuple(map(group.low, range(len(group.places))))",
+    "ack_floors=tuple(place.committed for place in group.places)",
+)
 
 # -- restarts --------------------------------------------------------------------------------------------------------
 

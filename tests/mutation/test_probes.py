@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from mutation.planting import compiled
@@ -81,3 +82,18 @@ def test_a_probe_is_hit_where_its_statement_is_executed(tmp_path: Path) -> None:
     assert len(lines) == sum(map(len, calls.values())), "each probe tells a check once"
     found = {call: {int(number) - FIRST for number, check in lines if check == call} for call in calls}
     assert found == calls
+
+
+def test_what_is_reached_while_no_file_may_grow_is_told_afterwards(tmp_path: Path) -> None:
+    sink = tmp_path / "hits"
+    recorder = Recorder(str(sink), "full")
+    recorder.hit(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sink.stat().st_size, hard))
+    try:
+        recorder.hit(2)
+        recorder.hit(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    recorder.hit(4)
+    assert sink.read_text() == "1\tfull\n2\tfull\n3\tfull\n4\tfull\n"

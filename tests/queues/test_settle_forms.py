@@ -78,6 +78,18 @@ def test_ranges_of_offsets_are_acked_at_once(bench: QueueBench) -> None:
     assert bench.engine.stats("q").groups[0].ack_floors == (10,)
 
 
+def test_the_floor_of_a_partition_is_that_of_its_priorities_together(bench: QueueBench) -> None:
+    consumer = bench.consumer()
+    for priority in ("critical", "normal", "low"):
+        bench.publish(priority, user_properties=(("priority", priority),))
+    bench.turn()
+    offsets = {delivery.message.payload.decode(): delivery.offset for delivery in consumer.got}
+    assert offsets == {"critical": 0, "normal": 1, "low": 2}
+    for priority, floor in (("normal", 0), ("critical", 2), ("low", 3)):
+        settle(bench, Verb.ACK, ("partition", "0"), ("offset", str(offsets[priority])))
+        assert bench.engine.stats("q").groups[0].ack_floors == (floor,)
+
+
 def test_several_message_ids_of_several_partitions(bench_with: BenchWith) -> None:
     bench = bench_with(partitions=3)
     consumer = delivered(bench, 6)

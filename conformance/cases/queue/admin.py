@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.queue.administration import NOT_AUTHORIZED, ask, create, figure, refused
@@ -12,10 +13,15 @@ from assay.conformance.cases.queue.support import (
     deliveries,
     expect_dead_letters,
     new_queue,
+    property_of,
     publish_with,
     settle,
 )
+from assay.conformance.connection import Connection
+from assay.conformance.partitioners import fnv1a, murmur3
 from assay.conformance.wire import Publish, Suback, Subscribe, Subscription
+
+_PARTITIONS = 4
 
 
 @case(
@@ -65,15 +71,18 @@ async def create_again(ctx: CaseContext) -> None:
 @case(
     "queue/admin/changes-hold-at-once",
     clauses=("Q-ADMIN-04",),
-    requires=("queues",),
+    requires=("queues", "clock"),
     mutant="queue-changes-hold-after-a-restart",
+    kills=("queue-time-to-live-of-its-creation", "queue-partitioner-of-its-creation"),
     near_miss="queue-one-batch-per-message",
 )
 async def changes(ctx: CaseContext) -> None:
     """Settings of a queue in use can be changed; the answer tells how it is configured.
 
     A queue is full with one message. It gets room for two and smaller messages: the next is accepted, one that is too
-    large is refused, and asking again tells the new settings.
+    large is refused, and asking again tells the new settings. Another one gets another partitioner and a time to live:
+    the next message of a key is in the partition that the key leads to now, and one that is older than that time is
+    given to nobody.
     """
     queue = new_queue(ctx)
     client = await ctx.connect(version=5, name="client")
@@ -87,6 +96,31 @@ async def changes(ctx: CaseContext) -> None:
     told = (await ask(ctx, client, queue, "config")).get("config")
     seen = [told.get(name) if isinstance(told, dict) else None for name in ("max_depth", "max_message_bytes")]
     ctx.must(seen == [2, 10], f"client: expected the new settings to be told; seen {seen}")
+    await _changes_of_what_comes(ctx, client)
+
+
+async def _changes_of_what_comes(ctx: CaseContext, client: Connection) -> None:
+    queue = new_queue(ctx)
+    await create(ctx, client, queue, partitions=_PARTITIONS, partitioner="fnv1a")
+    key = next(f"key {number}" for number in range(100) if _leads(fnv1a, number) != _leads(murmur3, number))
+    await publish_with(client, queue, b"before", partition_key=key)
+    await ask(ctx, client, queue, "config", {"partitioner": "murmur3", "message_ttl_s": 60})
+    await publish_with(client, queue, b"old", partition_key=key)
+    await ctx.advance(90.0)
+    await publish_with(client, queue, b"young", partition_key=key)
+    consumer = await consume(ctx, queue)
+    found = {each.payload: each for each in await deliveries(consumer, at_least=1)}
+    ctx.must(b"young" in found, f"consumer: expected what came last; seen {[*found]}")
+    ctx.must(
+        b"old" not in found, f"consumer: expected nothing that is older than the new time to live; seen {[*found]}"
+    )
+    partition = int(property_of(ctx, found[b"young"], "partition"))
+    wanted = murmur3(key.encode()) % _PARTITIONS
+    ctx.must(partition == wanted, f"consumer: expected {key!r} in partition {wanted} by murmur3; seen {partition}")
+
+
+def _leads(partitioner: Callable[[bytes], int], number: int) -> int:
+    return partitioner(f"key {number}".encode()) % _PARTITIONS
 
 
 @case(

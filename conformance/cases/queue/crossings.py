@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.administration import ask
+from assay.conformance.cases.queue.administration import ask, figures_become
+from assay.conformance.cases.queue.bursts import settle_together
 from assay.conformance.cases.queue.group_support import ONE_PARTITION, accepted, payloads, refused
 from assay.conformance.cases.queue.priority import LANES
 from assay.conformance.cases.queue.support import (
@@ -18,6 +19,7 @@ from assay.conformance.cases.queue.support import (
 )
 from assay.conformance.connection import Connection
 
+_QUOTA_EXCEEDED = 0x97
 _NO_RETRIES = {"queues": {"defaults": {"partitions": 1, "retry": {"max_retries": 0}}}}
 
 
@@ -161,3 +163,77 @@ async def dropped_behind(ctx: CaseContext) -> None:
         await consumer.expect_nothing()
         for _ in range(2):
             await ctx.restart()
+
+
+async def _three(ctx: CaseContext, publisher: Connection, queue: str, **options: str) -> None:
+    more = sum(len(name) + len(value) for name, value in options.items())
+    for _ in range(3):
+        puback = await publish_with(publisher, queue, b"x" * (100 - more), **options)
+        ctx.must(puback.reason_code < 0x80, f"publisher: expected 100 bytes to be taken; seen {puback}")
+
+
+async def _leave(ctx: CaseContext, publisher: Connection, queue: str, way: str) -> None:
+    """A queue is filled, and everything leaves it one way."""
+    named, _, how = way.partition(" ")
+    consumer = await consume(ctx, queue, group="readers", name=way) if named != "nobody" else None
+    if how in ("expires", "purged") and consumer is not None:
+        await consumer.disconnect()
+    await _three(ctx, publisher, queue, **({"ttl": "60s"} if how == "expires" else {}))
+    if how == "purged":
+        await admin(ctx, publisher, f"queue/{queue}/purge")
+    elif how == "reset":
+        await admin(ctx, publisher, f"queue/{queue}/reset", {"group": "readers", "to": "latest"})
+    elif consumer is not None and how in ("settled", "rejected"):
+        held = await deliveries(consumer, at_least=3)
+        if how == "settled":
+            await settle_together(ctx, consumer, queue, held)
+        else:
+            for each in held:
+                await settle(ctx, consumer, queue, "reject", each)
+    elif consumer is not None and how == "deleted":
+        await consumer.disconnect()
+        other = await consume(ctx, queue, group="others", name="others")
+        await settle_together(ctx, other, queue, await deliveries(other, at_least=3))
+        await figures_become(ctx, publisher, queue, lambda seen: sum(each["consumers"] for each in seen["groups"]), 1)
+        await admin(ctx, publisher, f"queue/{queue}/groups", {"group": "readers", "delete": True})
+
+
+_WAYS = tuple(f"nobody {how}" for how in ("expires", "purged")) + tuple(
+    f"group {how}" for how in ("expires", "purged", "reset", "settled", "rejected", "deleted")
+)
+
+
+@case(
+    "queue/limits/bytes-of-what-has-left",
+    clauses=("Q-LIMIT-02", "Q-LIMIT-09"),
+    requires=("queues", "clock", "restart"),
+    mutant="queue-bytes-of-what-expired-stay",
+    kills=("queue-bytes-without-groups-stay", "queue-bytes-of-what-was-purged-stay"),
+    near_miss="queue-one-batch-per-message",
+    settings={"queues": {"defaults": {"max_bytes": 300, "partitions": 1, "delivery_timeout_s": 10**6}}},
+    limit_s=30.0,
+)
+async def bytes_left(ctx: CaseContext) -> None:
+    """However messages leave a queue, their bytes leave it, too, before a restart and after it.
+
+    Queues of 300 bytes are filled. In two of them, without a group, everything expires or is purged. In six more
+    everything expires, is purged, passed over by a reset, settled or rejected, or the group that had settled nothing is
+    deleted. Then each of them holds no bytes, and again after kill -9; it takes 300 and not a byte more.
+    """
+    queues = {way: new_queue(ctx) for way in _WAYS}
+    publisher = await ctx.connect(version=5, name="publisher")
+    for way, queue in queues.items():
+        await _leave(ctx, publisher, queue, way)
+    await ctx.advance(90.0)
+    for when in ("at once", "after a restart"):
+        for way, queue in queues.items():
+            held = await figures_become(ctx, publisher, queue, lambda seen: (seen["depth"], seen["held_bytes"]), (0, 0))
+            ctx.must(held == (0, 0), f"{way}, {when}: expected no messages and no bytes; seen {held}")
+        if when == "at once":
+            await ctx.restart()
+            publisher = await ctx.connect(version=5, name="publisher after the restart")
+    for way, queue in queues.items():
+        puback = await publish_with(publisher, queue, b"x" * 300)
+        ctx.must(puback.reason_code < 0x80, f"{way}: expected 300 bytes to be taken; seen {puback}")
+        puback = await publish_with(publisher, queue, b"x")
+        ctx.must(puback.reason_code == _QUOTA_EXCEEDED, f"{way}: expected byte 301 to be refused; seen {puback}")

@@ -142,8 +142,15 @@ class _DamagedLife(QueueLife):
         """Where not chance decides: a file, and which of its bytes.
 
         A bit is flipped where messages stand behind it in its file that some group has not settled; garbage comes
-        behind what was written last; the file that goes first is the one that was written first.
+        behind what was written last; the file that goes first is the one that was written first. In a file of
+        settlements a bit is flipped where more of them stand behind it.
         """
+        if self.of == "settlements" and harm is flip:
+            # A file that was written anew since may be shorter.
+            sizes = self.watch.sizes()
+            logs = [each for each in self.watch.with_steps_behind(self.settled) if each[0] in files]
+            logs = [(path, span) for path, span in logs if span.stop <= sizes.get(path, 0)]
+            return self.rng.choice(logs) if logs else None
         if self.of != "messages":
             return None
         if harm is garbage_behind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import figures_become
 from assay.conformance.cases.queue.support import (
     admin,
     consume,
@@ -203,6 +204,42 @@ async def replay_full(ctx: CaseContext) -> None:
     await ctx.advance(1.5)
     await consumer.expect_publish(payload=b"letter")
     await client.expect(Puback)
+
+
+@case(
+    "queue/dead-letters/expired-ones-wait-for-room",
+    clauses=("Q-LIMIT-11",),
+    requires=("queues", "clock"),
+    mutant="queue-expired-find-room-or-vanish",
+    near_miss="queue-one-batch-per-message",
+    settings={"queues": {"defaults": {"partitions": 1, "max_depth": 2, "expired_to_dead_letters": True}}},
+)
+async def expired_wait(ctx: CaseContext) -> None:
+    """What has expired becomes a dead letter, however full the dead-letter queue is then.
+
+    In a queue of depth 2 two messages expire, and then two more. A consumer of the dead letters takes what comes, one
+    by one, while twenty seconds pass after each: it gets all four, each once.
+    """
+    queue, wanted = new_queue(ctx), [b"1", b"2", b"3", b"4"]
+    publisher = await ctx.connect(version=5, name="publisher")
+    for some in (wanted[:2], wanted[2:]):
+        for payload in some:
+            puback = await publish_with(publisher, queue, payload, ttl="5s")
+            ctx.must(puback.reason_code < 0x80, f"publisher: expected {payload!r} to be taken; seen {puback}")
+        await ctx.advance(8.0)
+        left = await figures_become(ctx, publisher, queue, lambda seen: seen["ready"], 0)
+        ctx.must(left == 0, f"admin: expected {some} to have expired; {left} are ready")
+    reader = await ctx.connect(version=5, name="reader")
+    joining = Properties(user_property=(("consumer-group", "graveyard"),))
+    await reader.subscribe(Subscription(filter=f"$dlq/{queue}", qos=1), properties=joining)
+    seen = []
+    for _ in wanted:
+        letter = await reader.expect_publish()
+        seen.append(letter.payload)
+        await settle(ctx, reader, f"dlq/{queue}", "ack", letter)
+        await ctx.advance(20.0)
+    await reader.expect_nothing()
+    ctx.must(sorted(seen) == wanted, f"reader: expected each of the four once; seen {seen}")
 
 
 @case(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.administration import figure, figures_become
+from assay.conformance.cases.queue.administration import UNHURRIED_S, create, figure, figures_become
 from assay.conformance.cases.queue.support import (
     admin,
     consume,
@@ -78,24 +78,36 @@ async def bad_values(ctx: CaseContext) -> None:
     clauses=("Q-PRIO-03",),
     requires=("queues",),
     mutant="queue-lanes-in-turn",
-    limit_s=10.0,
+    kills=("queue-shares-of-runs-are-not-counted",),
+    limit_s=20.0,
 )
 async def shares(ctx: CaseContext) -> None:
     """While all lanes have messages, each gets its share of a hundred deliveries (facts 4.5: 1:1:1:1:1).
 
-    Two hundred messages wait, by the weights. Of the first hundred deliveries 50, 25, 15, 7 and 3 are of the five
-    lanes, give or take one.
+    Two hundred messages wait, by the weights: in a queue that keeps an order, and beside a consumer that holds all that
+    it may in one of one partition and in one of three that keep none. Of the first hundred deliveries 50, 25, 15, 7 and
+    3 are of the five lanes, give or take one.
     """
-    queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
-    for lane, weight in enumerate(_WEIGHTS):
-        for _ in range(2 * weight):
-            await _put(publisher, queue, b"%d" % lane, str(lane))
-    consumer = await consume(ctx, queue)
-    seen = [(await consumer.expect_publish()).payload for _ in range(100)]
-    for lane, weight in enumerate(_WEIGHTS):
-        count = seen.count(b"%d" % lane)
-        ctx.must(abs(count - weight) <= 1, f"consumer: expected {weight} of lane {lane} in 100; seen {count}")
+    for ordering, partitions in (("partition", 1), ("none", 1), ("none", 3)):
+        queue = new_queue(ctx)
+        await create(ctx, publisher, queue, ordering=ordering, partitions=partitions, delivery_timeout_s=UNHURRIED_S)
+        if ordering == "none":
+            busy = await consume(ctx, queue, name=f"busy consumer of {partitions}", prefetch="1")
+            await publish_with(publisher, queue, b"first")
+            await busy.expect_publish(payload=b"first")
+        for lane, weight in enumerate(_WEIGHTS):
+            for number in range(2 * weight):
+                await publish_with(
+                    publisher, queue, b"%d" % lane, priority=str(lane), partition=str(number % partitions)
+                )
+        consumer = await consume(ctx, queue, name=f"consumer of {partitions}, ordering {ordering}")
+        seen = [(await consumer.expect_publish()).payload for _ in range(100)]
+        for lane, weight in enumerate(_WEIGHTS):
+            count = seen.count(b"%d" % lane)
+            ctx.must(
+                abs(count - weight) <= 1, f"{consumer.name}: expected {weight} of lane {lane} in 100; seen {count}"
+            )
 
 
 @case(

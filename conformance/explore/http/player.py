@@ -186,8 +186,9 @@ class HttpPlayer(QueuePlayer):
         answer = self._ask("a", method, path, body)
         return None if answer is None else answer.head.status < _FIRST_REFUSAL
 
-    def _figures(self, name: str) -> dict[str, Any]:
-        answer = self._ask("a", "GET", f"{_API}/{name}/stats")
+    def _figures(self, name: str, what: str = "stats") -> dict[str, Any]:
+        path = f"{_API}/{name}/stats" if what == "stats" else f"/api/v1/{what}/stats?topic={name}"
+        answer = self._ask("a", "GET", path)
         if answer is None or answer.head.status >= _FIRST_REFUSAL:
             raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
         figures: dict[str, Any] = msgspec.json.decode(answer.body)

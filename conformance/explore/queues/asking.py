@@ -16,7 +16,7 @@ from assay.conformance.explore.queues.oracle import Oracle
 from assay.conformance.explore.queues.requests import message_id, settings_of
 from assay.conformance.explore.queues.rules import QueueRule
 from assay.conformance.explore.queues.settlements import BEYOND
-from assay.conformance.explore.queues.state import Copy, Fate, Group, Kind, Member, Queue, Transaction
+from assay.conformance.explore.queues.state import NORMAL_LANE, Copy, Fate, Group, Kind, Member, Queue, Transaction
 from assay.conformance.explore.rules import ViolationError
 from assay.conformance.wire import Puback, Subscribe, Subscription
 
@@ -29,6 +29,8 @@ _IN_A_GROUP = frozenset(
     )
 )
 """Figures of a group: where each message is that it has had, or what became of it."""
+_UNSETTLED = ("lag", "in_flight", "retrying", "dead_lettering")
+_NOT_DELAYED_ANY_MORE = ("fired", "cancelled", "unreadable")
 _POLL_S = 0.01
 """Between two looks at figures."""
 
@@ -257,14 +259,14 @@ class Asking(QueueClients):
         self.await_(fits, lambda: violation(QueueRule.FIGURES, f"{queue.name}: {wrong}", waited=True), _POLL_S)
         self.oracle.looked_at(queue)
 
-    def _figures(self, name: str) -> dict[str, Any]:
+    def _figures(self, name: str, what: str = "stats") -> dict[str, Any]:
         client, topic = self.client(ADMIN), f"assay/{self.token}/answers"
         if not client.inbox:
             packet_id = self.next_id(client)
             entry = Subscription(filter=topic, qos=0)
             self.ask(client, Subscribe(packet_id=packet_id, subscriptions=(entry,)), packet_id, f"SUBSCRIBE {topic}")
         seen = len(client.inbox)
-        answer = self._ask_admin(f"queue/{name}/stats", response_topic=topic, correlation_data=b"figures")
+        answer = self._ask_admin(f"queue/{name}/{what}", response_topic=topic, correlation_data=b"figures")
         if answer is not None and answer.reason_code >= FIRST_FAILURE_CODE:
             raise violation(QueueRule.REQUEST, f"the figures of {name} are refused: {answer}")
         self.await_(
@@ -283,8 +285,28 @@ class Asking(QueueClients):
             found = (by_group.get(told, {}) if group else figures).get(name)
             if found is not None and not least <= found <= most:
                 wrong.append(f"{name}{f' of {group}' if group else ''} {found}, not {least} to {most}")
+        wrong += _at_odds(figures)
+        if not self.oracle.restarts:
+            wrong += _lost_delays(figures)
         wrong += self._lost_count(queue, figures)
+        for members in queue.groups.values():
+            floors = by_group.get(self._group_id(members), {}).get("ack_floors", ())
+            wrong += [f"{place} of {members.name} is below its floor" for place in self.oracle.below(members, floors)]
+        wrong += self._wrong_lanes(queue)
         return "; ".join(wrong)
+
+    def _wrong_lanes(self, queue: Queue) -> list[str]:
+        """What is told by priority, where one group alone is told of."""
+        if len(queue.groups) != 1 or queue.is_strict or all(message.lane == NORMAL_LANE for message in queue.messages):
+            return []
+        told = self._figures(f"{queue.owner}{queue.name}", "priority")
+        found = []
+        for (lane, name), (least, most) in self.oracle.lanes(next(iter(queue.groups.values()))).items():
+            lists = [each[name] for topic in told["topics"].values() for each in topic["partitions"].values()]
+            count = sum(each[lane] for each in lists)
+            if not least <= count <= most:
+                found.append(f"{name} of priority {lane} {count}, not {least} to {most}")
+        return found
 
     def _lost_count(self, queue: Queue, figures: dict[str, Any]) -> list[str]:
         """Groups of which more or fewer messages are told of than before, since they or the broker began."""
@@ -313,3 +335,29 @@ class Asking(QueueClients):
         if depth != 1:
             text = f"nobody's {queue.name}, beside {self.tenant}'s, holds {depth} messages, not one"
             raise violation(QueueRule.TENANT, text)
+
+
+def _at_odds(figures: dict[str, Any]) -> list[str]:
+    """What an answer says twice, and not alike: of a queue, and of its groups."""
+    groups = figures.get("groups", [])
+    if not all(each.keys() >= _IN_A_GROUP for each in groups):
+        return []
+    twice = {"consumers": sum(each["consumers"] for each in groups)}
+    twice["in_flight"] = sum(each["in_flight"] for each in groups)
+    if groups:
+        twice["depth"] = max(sum(each[name] for name in _UNSETTLED) for each in groups)
+        twice["ready"] = max(each["lag"] + each["retrying"] for each in groups)
+    if "delays" in figures:
+        twice["delayed"] = figures["delays"]["pending"]
+    return [
+        f"{name} {figures[name]}, and {count} by its parts" for name, count in twice.items() if figures[name] != count
+    ]
+
+
+def _lost_delays(figures: dict[str, Any]) -> list[str]:
+    """Of delayed messages more or fewer are told of than came, in a broker that was not started anew."""
+    told = figures.get("delays", {})
+    if not told.keys() >= {"pending", *_NOT_DELAYED_ANY_MORE, "scheduled"}:
+        return []
+    count = told["pending"] + sum(told[name] for name in _NOT_DELAYED_ANY_MORE)
+    return [] if count == told["scheduled"] else [f"{count} delayed messages in all, not {told['scheduled']}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from assay.conformance.explore.queues.life import QueuePlan
 from assay.conformance.explore.queues.rules import QueueRule
@@ -268,15 +268,49 @@ class Books:
         wanted["", "delayed"] = len(sure), len(waiting)
         for group in queue.groups.values():
             copies = group.open_copies()
+            lingering = sum(self._stays(copy, at_once=False) for copy in group.copies.values())
             for name, fits in _FIGURES.items():
-                low, high = 0, sum(self._stays(copy, at_once=False) for copy in group.copies.values())
-                for copy in copies:
-                    counts = copy.message.is_there and self._counts(copy.message)
-                    counts = counts and group.wants(copy.message) and self.now < copy.message.expires_at
-                    low += all(fits(spot) for spot in copy.spots) and (counts or name == "in_flight")
-                    high += any(fits(spot) for spot in copy.spots) and self.now >= copy.message.at
-                wanted[group.name, name] = low, high
+                wanted[group.name, name] = self._counted(copies, lingering, fits, even_unseen=name == "in_flight")
+            wanted[group.name, "consumers"] = len(group.members), len(group.members)
+        if queue.letters is not None and not queue.plan.to_letters and queue.plan.overflow != "dead_letter_oldest":
+            letters = self.held(queue.letters)
+            wanted["", "dead_letters"] = letters[0][0], letters[1][0]
         return wanted
+
+    @staticmethod
+    def below(group: Group, floors: Sequence[int]) -> list[tuple[int, int]]:
+        """Partitions and offsets of what a group has not settled for certain, though it is told that it has all before
+        these offsets."""
+        found = []
+        for copy in group.open_copies():
+            place = copy.message.place
+            is_open = not copy.may(Kind.GONE) and not copy.may(Kind.DEAD) and group.wants(copy.message)
+            if place is not None and is_open and place[0] < len(floors) and place[1] < floors[place[0]]:
+                found.append(place)
+        return found
+
+    def lanes(self, group: Group) -> dict[tuple[int, str], tuple[int, int]]:
+        """(Priority, figure) to what it is at least and at most."""
+        wanted = {}
+        for lane in range(_LANES):
+            copies = [copy for copy in group.open_copies() if copy.message.lane == lane]
+            there = [copy for copy in group.copies.values() if copy.message.lane == lane]
+            lingering = sum(self._stays(copy, at_once=False) for copy in there)
+            for name, fits in _LANE_FIGURES.items():
+                wanted[lane, name] = self._counted(copies, lingering, fits, even_unseen=name == "in_flight")
+        return wanted
+
+    def _counted(
+        self, copies: Iterable[Copy], lingering: int, fits: Callable[[Spot], bool], *, even_unseen: bool
+    ) -> tuple[int, int]:
+        """How many copies of a group a figure counts, at least and at most. ``lingering``: that may count as well."""
+        low, high = 0, lingering
+        for copy in copies:
+            counts = copy.message.is_there and self._counts(copy.message) and self.now < copy.message.expires_at
+            counts = counts and copy.group.wants(copy.message)
+            low += all(fits(spot) for spot in copy.spots) and (counts or even_unseen)
+            high += any(fits(spot) for spot in copy.spots) and self.now >= copy.message.at
+        return low, high
 
 
 _FIGURES: dict[str, Callable[[Spot], bool]] = {
@@ -284,6 +318,11 @@ _FIGURES: dict[str, Callable[[Spot], bool]] = {
     "retrying": lambda spot: spot.kind is Kind.READY and spot.deliveries > 0 and spot.holder is None,
     "in_flight": lambda spot: spot.kind in (Kind.FLIGHT, Kind.HELD) or spot.holder is not None,
 }
+_LANE_FIGURES: dict[str, Callable[[Spot], bool]] = {
+    "ready": _FIGURES["lag"],
+    "in_flight": lambda spot: spot.kind is Kind.FLIGHT,
+}
+_LANES = 5
 
 
 def spots_of(copy: Copy) -> str:

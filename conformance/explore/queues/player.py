@@ -574,8 +574,8 @@ class QueuePlayer(NumberedRequests):
         for queue in self.oracle.queues:
             if queue.plan.durability == "memory":
                 self._create(queue)
-            elif queue.groups:
-                self._weigh(queue)
+            else:
+                self._look(queue)
         # Their ids may be given out anew.
         self._delayed = [message for message in self._delayed if message.queue.plan.durability != "memory"]
 

@@ -15,6 +15,7 @@ from assay.conformance.explore.topics import matches
 from assay.conformance.wire import Properties
 
 NEVER = float("inf")
+NORMAL_LANE = 2
 SLACK_S = 5.0
 """Room for the time between what happens and what is seen; lives use times that differ by more."""
 _DEFAULT_BACKOFF_S = 5.0
@@ -96,7 +97,7 @@ class Message:
         """How many its queue had as it came; 0: nobody knows."""
         self.topic = self.route = self.key = ""
         self.partition = -1
-        self.lane = 2
+        self.lane = NORMAL_LANE
         self.payload = b""
         self.kept = Properties()
         """What it comes with, as it was published; user properties behind its number."""

@@ -64,7 +64,7 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         in_flight=group.delivered_count,
         retrying=group.waiting_count - untried,
         dead_lettering=group.moving_count,
-        ack_floors=tuple(place.committed for place in group.places),
+        ack_floors=tuple(map(group.low, range(len(group.places)))),
         generation=group.generation,
         **{name: getattr(group.counts, name) for name in _COUNTED},
     )

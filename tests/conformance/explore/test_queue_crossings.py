@@ -44,6 +44,8 @@ FOUND = {
     "wire-keys-stay-in-four-partitions": 2,
     "wire-reset-spares-retried": 35,
     "wire-several-settled-count-as-one": 0,
+    "wire-priorities-are-counted-as-one": 8,
+    "wire-floor-of-the-normal-priority": 2,
     "wire-bytes-of-what-was-aborted-stay": 52,
     "wire-extensions-are-the-timeout": 61,
     "queue-delete-keeps-the-messages": 19,
