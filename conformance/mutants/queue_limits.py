@@ -349,13 +349,13 @@ def stays_on_disk(patch: Patch) -> None:
 
 @mutant("queue-bytes-of-what-expired-stay", "the bytes of what a group did not get in time are counted as held")
 def bytes_of_expired(patch: Patch) -> None:
-    patch.rewrite(TimeToLive, "_expire_one", "group.held_bytes -= partition.sizes.of(offset)", "pass")
-    patch.rewrite(TimeToLive, "_pass", "if sizes is not None:", "if False:")
+    patch.rewrite(TimeToLive, "expire_one", "group.held_bytes -= partition.sizes.of(offset)", "pass")
+    patch.rewrite(TimeToLive, "pass_over", "if sizes is not None:", "if False:")
 
 
 @mutant("queue-bytes-without-groups-stay", "the bytes of what expires in a queue without groups are counted as held")
 def bytes_of_loose(patch: Patch) -> None:
-    patch.rewrite(TimeToLive, "_leave_loose", "self.loose_bytes -= partition.sizes.of(offset)", "pass")
+    patch.rewrite(TimeToLive, "leave_loose", "self.loose_bytes -= partition.sizes.of(offset)", "pass")
 
 
 @mutant("queue-bytes-of-what-was-purged-stay", "the bytes of what is purged without groups are counted as held")
@@ -365,9 +365,9 @@ def bytes_of_purged(patch: Patch) -> None:
 
 @mutant("queue-expired-find-room-or-vanish", "what expires becomes a dead letter where these have room, or is gone")
 def expired_find_room(patch: Patch) -> None:
-    patch.replace(UndeliveredLetters, "_has_room", lambda *_args: False)
+    patch.replace(UndeliveredLetters, "has_room", lambda *_args: False)
 
 
 @mutant("queue-shares-of-runs-are-not-counted", "what goes out in runs is not counted among what its lane has had")
 def shares_of_runs(patch: Patch) -> None:
-    patch.rewrite(Dispatcher, "_serve_lanes_fairly", "scheduler.served(lane, together, now)", "pass")
+    patch.rewrite(Dispatcher, "serve_lanes_fairly", "scheduler.served(lane, together, now)", "pass")

@@ -108,7 +108,7 @@ class UndeliveredLetters:
                 contents.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
                 self._alert(entry, stored, reason, self._agenda.now)
                 contents.departures.release(partition, offset)
-            elif self._has_room(stored):
+            elif self.has_room(stored):
                 wait_s = max(_RETRY_S, backoff_s(contents.config.retry, 1))
                 self._wait(letter._replace(due_at=self._agenda.now + wait_s))
             else:
@@ -120,7 +120,8 @@ class UndeliveredLetters:
         except QueueError as error:
             moved(error)
 
-    def _has_room(self, stored: StoredMessage) -> bool:
+    def has_room(self, stored: StoredMessage) -> bool:
+        """Whether one more may wait here until the dead-letter queue takes it."""
         more = memory_bytes(stored.message)
         return len(self._waiting) < _MAX_WAITING and self._waiting_bytes + more <= _MAX_WAITING_BYTES
 

@@ -150,7 +150,7 @@ class Dispatcher:
         turns = FairTurns(group.consumers.values())
         scheduler = group.scheduler
         if scheduler is not None:
-            self._serve_lanes_fairly(scheduler, turns, now)
+            self.serve_lanes_fairly(scheduler, turns, now)
             return
         if self._serves_alike:
             self._serve_alike(group.places[0], UNLIMITED, turns, now)
@@ -213,7 +213,7 @@ class Dispatcher:
             before = counts.delivered
         return before - start
 
-    def _serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
+    def serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
         """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
         group = self._group
         counts = group.counts

@@ -250,7 +250,7 @@ class QueueLimits(TimeToLive):
         else:
             offset = place.cursor
             self.trace_discarded(group, place, offset, "dropped for a newer message")
-            group.counts.dropped += self._pass(group, place, offset + 1)
+            group.counts.dropped += self.pass_over(group, place, offset + 1)
             self._contents.left(place.partition, offset)
 
     @property
@@ -292,15 +292,11 @@ class QueueLimits(TimeToLive):
         else:
             self.trace_discarded(None, partition, offset, "dropped for a newer message")
         self.dropped += 1
-        self._leave_loose(partition, offset)
+        self.leave_loose(partition, offset)
         self._contents.move_head(partition, offset + 1)
         return True
 
     # -- purging -------------------------------------------------------------------------------------------------
-
-    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
-        """A group does not get what is in front of an offset; returns how many messages of its lane that are."""
-        return self._pass(group, place, end)
 
     def purge(self, ends: Mapping[int, int]) -> None:
         """Nobody gets what is in front of these offsets, by partition; partitions that are newer are spared."""
@@ -419,7 +415,7 @@ class QueueLimits(TimeToLive):
                 place = group.places[partition.index]
                 for lane in place.lanes or (place,):
                     # A group cannot be given what is not kept any more.
-                    group.counts.expired += self._pass(group, lane, partition.head)
+                    group.counts.expired += self.pass_over(group, lane, partition.head)
             partition.forget_before(partition.head)
         return not self._retain_turn
 

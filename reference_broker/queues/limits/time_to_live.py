@@ -194,11 +194,12 @@ class TimeToLive:
                 if is_at_once(stored) and any(map(self._is_waited_for, groups)):
                     expiry.add(offset, now)
                     continue
-                self._expire_one(partition, offset, stored, now)
+                self.expire_one(partition, offset, stored, now)
             next_at = min(next_at, expiry.next_at)
         return next_at
 
-    def _expire_one(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
+    def expire_one(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
+        """The time of a message is up: it leaves every group that was not given it."""
         expiry = partition.expiry
         assert expiry is not None
         if stored is HIDDEN:
@@ -292,14 +293,14 @@ class TimeToLive:
             place.cursor = expiry.first_kept(place.cursor)
         elif stored is HIDDEN:
             # A record of another broker's transaction, which nobody counted out.
-            self._pass(group, place, place.cursor + 1)
+            self.pass_over(group, place, place.cursor + 1)
         elif self.to_dead_letters:
             self.dead_letter_next(group, place, TTL_EXPIRED, now)
             return
         else:
             offset = place.cursor
             self.trace_discarded(group, place, offset, "expired")
-            group.counts.expired += self._pass(group, place, offset + 1)
+            group.counts.expired += self.pass_over(group, place, offset + 1)
             self._contents.left(place.partition, offset)
         group.moved[place] = None
         self._agenda.groups_to_write[group] = None
@@ -331,9 +332,10 @@ class TimeToLive:
         else:
             self.trace_discarded(None, partition, offset, "expired")
         self.expired += 1
-        self._leave_loose(partition, offset)
+        self.leave_loose(partition, offset)
 
-    def _leave_loose(self, partition: QueuePartition, offset: int) -> None:
+    def leave_loose(self, partition: QueuePartition, offset: int) -> None:
+        """A message left that no group needed: its bytes count no more."""
         if partition.sizes is not None:
             self.loose_bytes -= partition.sizes.of(offset)
 
@@ -375,8 +377,9 @@ class TimeToLive:
 
     # -- passing -------------------------------------------------------------------------------------------------
 
-    def _pass(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> int:
-        """Move a cursor; returns how many messages of its lane that passes, those that are gone not counted."""
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> int:
+        """Move a cursor: a group does not get what is in front of an offset. Returns how many messages of its lane that
+        passes, those that are gone not counted."""
         start = place.cursor
         if offset <= start:
             return 0
