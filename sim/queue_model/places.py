@@ -17,6 +17,8 @@ def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
     if not found:
         raise ViolationError(f"{what}: never published, or known to be elsewhere")
     sent = min(found, key=lambda each: (each.unsure, not _may_show(queue, each), _may_be_absent(queue, each)))
+    if sent.place is not None and sent.unsure:
+        _pass_doubt_on(queue, known)
     if sent.place is None:
         if sent.key is not None and place[0] != fnv1a_32(sent.key) % queue.rules.partitions:
             raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
@@ -29,6 +31,16 @@ def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
         sent.place = place
         queue.places[place] = sent
     return sent
+
+
+def _pass_doubt_on(queue: Queue, alike: list[Sent]) -> None:
+    """Where a letter that a crash may have lost was, there is one of the same label: that, or the one that was written
+    since. Which of them is not there nobody can tell, nor whether both are."""
+    twin = next((each for each in alike if each.place is None and not each.unsure), None)
+    if twin is not None:
+        twin.unsure = True
+        for group in queue.groups.values():
+            group.copies[twin].spots |= {NONE}
 
 
 def _may_show(queue: Queue, sent: Sent) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
@@ -472,4 +474,23 @@ def test_what_may_have_left_and_did_not_may_leave_later_and_be_on_its_way_at_a_k
     machine.turn(sync="all")
     machine.end(again="", how="kill")
     machine.settle_several(**several, verb=Verb.ACK, then="rest")
+    machine.teardown()
+
+
+def test_a_letter_where_one_was_lost_is_that_or_the_one_that_was_written_since() -> None:
+    """The model took it for the lost one, and waited for a second one of the same message."""
+    machine = QueueMachine()
+    setup = Setup(durability="interval", ordered=False, partitions=1, max_retries=0, max_depth=6, ttl_s=10.0)
+    machine.open(setup=msgspec.structs.replace(setup, segment_bytes=100_000), seed=0)
+    machine.produce(begins=True, is_numbered=False, key=None, name="s", queues=(QUEUE,), then="rest", timeout_s=60.0)
+    machine.limit(max_depth=2, then="rest")
+    machine.join(group=("g", ""), is_eager=False, name="a", queue=LETTERS, room=1_000, then="rest")
+    machine.publish(dress="", expires_in_s=0.0, key=None, priority=None, routing_key="", then="rest")
+    machine.end_transaction(name="s", then="rest", verb="commit")
+    nacked = partial(machine.settle_several, any_group=False, member=0, picks=[0], ranges=False, verb=Verb.NACK)
+    nacked(then="rest", wait_s=None, within=None)
+    machine.end(again="", how=Persistence.NONE)
+    for _ in range(3):
+        machine.wait(seconds=0.0)
+    nacked(then="rest", wait_s=None, within=None)
     machine.teardown()
