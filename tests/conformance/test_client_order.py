@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from assay.conformance.connection import Connection
+from assay.conformance.offer import Offer
 from assay.conformance.outcome import ClientFaultError
 from assay.conformance.transcript import Transcript
 from assay.conformance.wire import Packet, Puback, Publish, Pubrec, encode
@@ -20,6 +21,7 @@ class Context:
 
     def __init__(self) -> None:
         self.transcript = Transcript()
+        self.offer = Offer((), {})
         self.settled: dict[tuple[str, str, int], int] = {}
 
     def look_at(self, _connection: object, _packet: Packet) -> None:

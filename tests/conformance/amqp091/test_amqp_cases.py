@@ -11,7 +11,19 @@ from assay.conformance.registry import load_statements
 CASES = {case_id: case for case_id, case in load_cases().items() if case.spec == "amqp091"}
 RULES = load_statements("amqp091")
 AREAS = {
-    *("basic", "channel", "confirm", "connection", "content", "exchange", "extensions", "frames", "heartbeat", "queue"),
+    *(
+        "access",
+        "basic",
+        "channel",
+        "confirm",
+        "connection",
+        "content",
+        "exchange",
+        "extensions",
+        "frames",
+        "heartbeat",
+        "queue",
+    ),
     *("restart", "settling", "streams", "tx"),
 }
 LEFT_OUT = {
